@@ -1,0 +1,178 @@
+"""The vocabulary of a verdict: what was checked, how it came out, and why.
+
+Everything here converts to plain JSON types with `record()`; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NoReturn
+
+
+Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
+"""A value that `json.dumps` writes without help."""
+
+
+class Status(StrEnum):
+    """How one check came out. Only `PASS` is a pass."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    UNKNOWN = "unknown"  # the engine or the machine did not say
+    ERROR = "error"  # the check itself broke
+    SKIPPED = "skipped"  # a prerequisite did not pass
+
+
+class Reason(StrEnum):
+    """Why a check did not pass. Closed: tests, dashboards and hints key on these."""
+
+    # the operator
+    FLAG_OFF = "flag off"
+    FLAG_OFF_BY_DEFAULT = "flag off by default"
+    LAYER_DENIED = "layer denied"
+    LAYER_NOT_ALLOWED = "layer not allowed"
+    # the layer against the contract
+    FORMAT = "format"
+    BITS = "bits"
+    ZERO_POINT = "zero point"
+    EXPERTS = "experts"
+    TOP_K = "top-k"
+    HIDDEN = "hidden size"
+    INTERMEDIATE = "intermediate size"
+    TENSOR_PARALLEL = "tensor parallel"
+    EXPERT_PARALLEL = "expert parallel"
+    GROUP_SIZE = "checkpoint group size"
+    PREPARED_GROUP = "prepared group size"
+    ACTIVATION = "activation"
+    ACTIVATION_DTYPE = "activation dtype"
+    # the layer against tensor parallelism
+    GROUP_INDIVISIBLE = "group does not divide the matrix"
+    SHARD_UNEVEN = "ranks do not divide the layer"
+    SHARD_CUTS_GROUP = "shard cuts a group too finely"
+    # other features
+    NEED_NOT_ADMITTED = "a needed feature is not admitted"
+    # the machine
+    DEVICE = "device"
+    ARCHITECTURE = "architecture"
+    BUILD_MISSING = "no native build"
+    BUILD_STALE = "build id differs"
+    ARCH_MISSING = "no image for this architecture"
+    SELF_TEST_FAILED = "self-test failed"
+    BACKEND_MISSING = "backend not installed"
+    BACKEND_BROKEN = "backend does not load"
+    LAYOUT_UNREADABLE = "backend does not read the bank layout"
+    OPTION_UNSUPPORTED = "no backend has this option"
+    # bookkeeping
+    FACT_UNKNOWN = "fact unknown"
+    CHECK_BROKE = "check broke"
+    PREREQUISITE = "prerequisite did not pass"
+    # drift
+    ENVIRONMENT_CHANGED = "environment changed since"
+    POLICY_CHANGED = "policy changed since"
+    BUILD_CHANGED = "build changed since"
+    MACHINE_CHANGED = "machine changed since"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check and its result.
+
+    Make one with `passed`, `failed`, `unknown`, `broke` or `skipped`: a finding that is not a pass
+    cannot be made without a reason. `expected` and `observed` are plain values.
+    """
+
+    check: str
+    status: Status
+    reason: Reason | None = None
+    expected: Plain = None
+    observed: Plain = None
+    hint: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.status is Status.PASS) != (self.reason is None):
+            raise ValueError(f"finding {self.check!r}: status {self.status} with reason {self.reason}")
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a finding has five statuses and is no truth value; compare .status")
+
+    @classmethod
+    def passed(cls, check: str, observed: Plain = None) -> Finding:
+        return cls(check, Status.PASS, observed=observed)
+
+    @classmethod
+    def failed(
+        cls, check: str, reason: Reason, expected: Plain = None, observed: Plain = None, hint: str = ""
+    ) -> Finding:
+        return cls(check, Status.FAIL, reason, expected, observed, hint)
+
+    @classmethod
+    def unknown(cls, check: str, expected: Plain = None, hint: str = "") -> Finding:
+        return cls(check, Status.UNKNOWN, Reason.FACT_UNKNOWN, expected, None, hint)
+
+    @classmethod
+    def broke(cls, check: str, error: BaseException) -> Finding:
+        return cls(check, Status.ERROR, Reason.CHECK_BROKE, None, f"{type(error).__name__}: {error}")
+
+    @classmethod
+    def skipped(cls, check: str, because: str) -> Finding:
+        return cls(check, Status.SKIPPED, Reason.PREREQUISITE, None, because)
+
+    def record(self) -> dict[str, Plain]:
+        return {
+            "check": self.check,
+            "status": self.status.value,
+            "reason": self.reason.name if self.reason else None,
+            "expected": self.expected,
+            "observed": self.observed,
+            "hint": self.hint,
+        }
+
+
+class Outcome(StrEnum):
+    """What became of a feature for one layer."""
+
+    ADMITTED = "admitted"
+    FELL_BACK = "fell back"  # flag auto, something stopped it
+    OFF = "off"  # flag 0, or off by default
+    REFUSED = "refused"  # flag 1 and something stopped it; or nothing else is left to run
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict over one feature of one layer, with every finding.
+
+    `flag` is the state (`auto`, `require`, `off`) and `flag_source` where it came from; both are
+    None for a route without a flag.
+    """
+
+    feature: str
+    kind: str
+    outcome: Outcome
+    findings: tuple[Finding, ...]
+    flag: str | None = None
+    flag_source: str | None = None
+
+    @property
+    def admitted(self) -> bool:
+        return self.outcome is Outcome.ADMITTED
+
+    @property
+    def obstacles(self) -> tuple[Finding, ...]:
+        """Every finding that is not a pass."""
+        return tuple(f for f in self.findings if f.status is not Status.PASS)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Reasons of the obstacles, skipped checks left out, in order of the checks."""
+        return tuple(f.reason for f in self.obstacles if f.reason and f.status is not Status.SKIPPED)
+
+    def record(self) -> dict[str, Plain]:
+        return {
+            "feature": self.feature,
+            "kind": self.kind,
+            "outcome": self.outcome.value,
+            "flag": self.flag,
+            "flag_source": self.flag_source,
+            "findings": [f.record() for f in self.findings],
+        }

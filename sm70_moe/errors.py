@@ -1,0 +1,71 @@
+"""The exceptions of this package.
+
+Sm70MoeError
+├── SettingsError       a variable, argument or option has a value that is not accepted
+├── PolicyError         a policy file is unreadable or invalid; lists every problem
+├── CheckpointError     a checkpoint is incomplete, damaged or not what it says
+├── AdmissionRefused    an explicit `1` could not be honoured; carries every decision
+├── BackendError        a backend or call cannot run: wrong shapes, overlapping buffers
+├── RankDisagreement    ranks hold different plans
+└── DriftError          what the plan was made from has changed since
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sm70_moe.decision import Decision, Finding
+
+
+class Sm70MoeError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+
+class SettingsError(Sm70MoeError):
+    """A variable, argument or option has a value that is not accepted."""
+
+
+class PolicyError(Sm70MoeError):
+    """A policy cannot be used.
+
+    `problems` holds one line for each problem: file, line, key path and what is accepted.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class CheckpointError(Sm70MoeError):
+    """A checkpoint is incomplete, damaged or not what it says it is."""
+
+
+class AdmissionRefused(Sm70MoeError):
+    """A layer cannot be run as the operator demanded.
+
+    `layer` is the layer's name, `decisions` are all decisions that were taken for it, admitted
+    ones too, so that a handler needs no second look.
+    """
+
+    def __init__(self, layer: str, decisions: Sequence[Decision], text: str) -> None:
+        self.layer = layer
+        self.decisions = tuple(decisions)
+        super().__init__(text)
+
+
+class BackendError(Sm70MoeError):
+    """A backend cannot be registered, found or called this way."""
+
+
+class RankDisagreement(Sm70MoeError):
+    """The ranks of one engine hold different plans."""
+
+
+class DriftError(Sm70MoeError):
+    """What a plan was made from has changed; `findings` says what."""
+
+    def __init__(self, findings: Sequence[Finding], text: str) -> None:
+        self.findings = tuple(findings)
+        super().__init__(text)

@@ -6,4 +6,103 @@ nothing and does not import torch.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sm70_moe.admission import Admission, admit
+    from sm70_moe.decision import Decision, Finding, Outcome, Reason, Status
+    from sm70_moe.errors import (
+        AdmissionRefused,
+        BackendError,
+        CheckpointError,
+        DriftError,
+        PolicyError,
+        RankDisagreement,
+        SettingsError,
+        Sm70MoeError,
+    )
+    from sm70_moe.facts import CallFacts, LayerFacts, TensorFacts
+    from sm70_moe.flags import FlagState
+    from sm70_moe.layer import MoELayer
+    from sm70_moe.plan import Plan, compare_plans
+    from sm70_moe.policy import Policy, load_policy
+    from sm70_moe.probe import Machine, probe
+    from sm70_moe.service import AdmissionService
+    from sm70_moe.settings import Settings
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Admission": "admission",
+    "AdmissionRefused": "errors",
+    "AdmissionService": "service",
+    "BackendError": "errors",
+    "CallFacts": "facts",
+    "CheckpointError": "errors",
+    "Decision": "decision",
+    "DriftError": "errors",
+    "Finding": "decision",
+    "FlagState": "flags",
+    "LayerFacts": "facts",
+    "Machine": "probe",
+    "MoELayer": "layer",
+    "Outcome": "decision",
+    "Plan": "plan",
+    "Policy": "policy",
+    "PolicyError": "errors",
+    "RankDisagreement": "errors",
+    "Reason": "decision",
+    "Settings": "settings",
+    "SettingsError": "errors",
+    "Sm70MoeError": "errors",
+    "Status": "decision",
+    "TensorFacts": "facts",
+    "admit": "admission",
+    "compare_plans": "plan",
+    "load_policy": "policy",
+    "probe": "probe",
+}
+
+__all__ = [
+    "Admission",
+    "AdmissionRefused",
+    "AdmissionService",
+    "BackendError",
+    "CallFacts",
+    "CheckpointError",
+    "Decision",
+    "DriftError",
+    "Finding",
+    "FlagState",
+    "LayerFacts",
+    "Machine",
+    "MoELayer",
+    "Outcome",
+    "Plan",
+    "Policy",
+    "PolicyError",
+    "RankDisagreement",
+    "Reason",
+    "Settings",
+    "SettingsError",
+    "Sm70MoeError",
+    "Status",
+    "TensorFacts",
+    "admit",
+    "compare_plans",
+    "load_policy",
+    "probe",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,12 +5,12 @@ Everything here converts to plain JSON types with `record()`; nothing here decid
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn
 
-
-Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
+Plain = str | int | float | bool | None | Sequence["Plain"] | Mapping[str, "Plain"]
 """A value that `json.dumps` writes without help."""
 
 
@@ -135,7 +135,8 @@ class Outcome(StrEnum):
     ADMITTED = "admitted"
     FELL_BACK = "fell back"  # flag auto, something stopped it
     OFF = "off"  # flag 0, or off by default
-    REFUSED = "refused"  # flag 1 and something stopped it; or nothing else is left to run
+    REFUSED = "refused"  # flag 1 and something stopped it
+    UNSUPPORTED = "unsupported"  # the last route, which has no flag, cannot run the layer either
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,162 @@
+"""`sm70-moe doctor`: what is installed, what is set, what would stop an explicit `1`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from sm70_moe import __version__
+from sm70_moe.admission import admit
+from sm70_moe.cli.output import AsJson, console, print_json, table
+from sm70_moe.decision import Plain
+from sm70_moe.exemplar import contract_facts
+from sm70_moe.explanation import obstacle_text, reason_name
+from sm70_moe.kernels import Broken
+from sm70_moe.policy import Policy, load_policy, shipped_policies
+from sm70_moe.probe import Machine, installed_version, probe
+from sm70_moe.settings import Settings
+from sm70_moe.volta import COMBINATIONS
+
+DISTRIBUTIONS = ("sm70-moe", "torch", "numpy", "safetensors", "pydantic", "structlog", "vllm", "transformers")
+
+
+def doctor(
+    policy: Annotated[str | None, typer.Option("--policy", help="Only this policy: name or file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this installation has, how it is set, and what would stop `require`."""
+    settings = Settings.from_env()
+    name = policy or settings.policy
+    policies = (load_policy(name),) if name else shipped_policies()
+    machine = probe()
+    report: dict[str, Plain] = {
+        "versions": versions(),
+        "devices": devices(machine),
+        "torch": torch_facts(),
+        "native_build": build_facts(machine),
+        "backends": backend_facts(machine),
+        "settings": setting_facts(settings),
+        "notices": [notice.text for notice in settings.notices(policies)],
+        "policies": [{"name": p.name, "revision": p.revision, "digest": p.digest, "file": p.origin} for p in policies],
+        "require": [row for p in policies for row in obstacles(p, settings, machine)],
+        "volta": [
+            {"torch": c.torch, "cuda": c.cuda, "sm_70": "yes" if c.volta else "no", "note": c.note}
+            for c in COMBINATIONS
+        ],
+    }
+    if as_json:
+        print_json(report)
+    else:
+        show(report)
+
+
+def versions() -> Plain:
+    found: dict[str, Plain] = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in DISTRIBUTIONS:
+        version = __version__ if name == "sm70-moe" else installed_version(name)
+        found[name] = version or "not installed"
+    return found
+
+
+def devices(machine: Machine) -> Plain:
+    return [
+        {"device": d.name, "architecture": d.architecture, "model": d.model, "memory": d.memory}
+        for d in machine.devices
+    ]
+
+
+def torch_facts() -> Plain:
+    """What torch itself says; it is imported here and nowhere else in this command."""
+    try:
+        import torch
+    except ImportError as error:
+        return {"state": f"not importable: {error}"}
+    return {
+        "state": "importable",
+        "cuda": torch.version.cuda or "CPU build",
+        "architectures": torch.cuda.get_arch_list() or "none",
+        "devices": torch.cuda.device_count(),
+    }
+
+
+def build_facts(machine: Machine) -> Plain:
+    if machine.build is None:
+        return {"state": "no native build", "architectures": "none"}
+    stale = machine.build.id != machine.build.expected
+    return {
+        "state": "stale" if stale else "current",
+        "id": machine.build.id,
+        "architectures": sorted(machine.build.images),
+    }
+
+
+def backend_facts(machine: Machine) -> Plain:
+    return {
+        name: f"broken: {b.error}" if isinstance(b, Broken) else ("native" if b.native else "portable")
+        for name, b in sorted(machine.backends.items())
+    }
+
+
+def setting_facts(settings: Settings) -> Plain:
+    return [
+        {"setting": name, "value": str(getattr(settings, name)), "source": source}
+        for name, source in settings.sources.items()
+    ]
+
+
+def obstacles(policy: Policy, settings: Settings, machine: Machine) -> list[Plain]:
+    """For each flag of a policy: what would stop `1` for a layer just as the contract has it."""
+    device = machine.devices[0].name
+    rows: list[Plain] = []
+    for feature in policy.features:
+        required = settings.model_copy(update={"flag_arguments": ((feature, "1"),)})
+        decision = admit(policy, required, contract_facts(policy, device=device), machine).decision(feature)
+        found = [f"{f.check}: {obstacle_text(f)} {reason_name(f)}" for f in decision.obstacles]
+        rows.append({"policy": policy.name, "flag": feature, "outcome": decision.outcome.value, "stopped_by": found})
+    return rows
+
+
+TITLES = {
+    "versions": "Versions",
+    "devices": "Devices",
+    "torch": "Torch",
+    "native_build": "Native build",
+    "backends": "Backends",
+    "settings": "Settings",
+    "notices": "Notices",
+    "policies": "Policies",
+    "require": "With flag 1, for a layer just as the contract has it",
+    "volta": "Torch wheels on a V100 (PyTorch's support matrix, 2026-02)",
+}
+
+
+def show(report: dict[str, Plain]) -> None:
+    """Every part of the report as a small table."""
+    out = console()
+    for key, title in TITLES.items():
+        part = report[key]
+        rows = part if isinstance(part, list | tuple) else [{"what": k, "is": v} for k, v in as_dict(part).items()]
+        out.print(title, style="bold")
+        if not rows:
+            out.print("  none")
+        elif not isinstance(rows[0], dict):
+            out.print("\n".join(f"  {row}" for row in rows))
+        else:
+            grid = table(*rows[0].keys())
+            for row in rows:
+                grid.add_row(*(cell(value) for value in as_dict(row).values()))
+            out.print(grid)
+        out.print()
+
+
+def as_dict(value: Plain) -> dict[str, Plain]:
+    assert isinstance(value, dict)
+    return value
+
+
+def cell(value: Plain) -> str:
+    if isinstance(value, list | tuple):
+        return "\n".join(map(str, value)) or "nothing"
+    return "" if value is None else str(value)

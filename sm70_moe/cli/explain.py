@@ -1,0 +1,132 @@
+"""`sm70-moe explain`: which route would each layer take, and why. Headers only, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from sm70_moe.admission import Admission, admit
+from sm70_moe.cli.output import AsJson, console, print_json
+from sm70_moe.decision import Plain
+from sm70_moe.errors import SettingsError
+from sm70_moe.explanation import Line, decision_lines, group_record, heading, line_text, memory_line
+from sm70_moe.facts import CallFacts
+from sm70_moe.layergroup import LayerGroup, collapse
+from sm70_moe.plan import Plan
+from sm70_moe.policy import Policy, choose_policy, load_policy, shipped_policies
+from sm70_moe.probe import CPU, Device, Machine, probe
+from sm70_moe.settings import Settings
+from sm70_moe.weights.checkpoint import Checkpoint
+
+COLOURS = {
+    "admitted": "green",
+    "fell back": "yellow",
+    "off": "dim",
+    "refused": "bold red",
+    "unsupported": "bold red",
+}
+
+
+def explain(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder: config.json and safetensors.")],
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Tensor-parallel rank.")] = 0,
+    ep: Annotated[int, typer.Option("--ep", min=1, help="Expert-parallel size.")] = 1,
+    ep_rank: Annotated[int, typer.Option("--ep-rank", min=0, help="Expert-parallel rank.")] = 0,
+    capability: Annotated[
+        str | None, typer.Option("--capability", help='Pretend a GPU of this compute capability, "7.0" for a V100.')
+    ] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", min=0, help="Also name the route of this call.")] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Policy name or file.")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Unknown variables are errors; exit 1 if a layer is refused.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say which route each layer would take on this machine, and what stops the others."""
+    check_ranks(tp, rank, ep, ep_rank)
+    settings = Settings.from_env(strict=strict or None)
+    policies = chosen(policy or settings.policy)
+    for notice in settings.notices(policies):
+        typer.echo(f"warning: {notice.text}", err=True)
+    machine = probe() if capability is None else pretended(capability)
+    device = machine.devices[0].name
+    checkpoint = Checkpoint.open(folder)
+    admissions: list[Admission] = []
+    for layer in checkpoint.layers:
+        facts = checkpoint.facts(
+            layer, tensor_parallel=tp, tensor_rank=rank, expert_parallel=ep, expert_rank=ep_rank, device=device
+        )
+        admissions.append(admit(choose(policies, facts), settings, facts, machine))
+    groups = list(collapse(admissions))
+    show(groups, tokens, as_json)
+    if strict and any(a.refused or not a.supported for a in admissions):
+        raise typer.Exit(1)
+
+
+def check_ranks(tp: int, rank: int, ep: int, ep_rank: int) -> None:
+    for name, value, size in (("--rank", rank, tp), ("--ep-rank", ep_rank, ep)):
+        if value >= size:
+            raise SettingsError(f"{name} {value}: accepted are 0 to {size - 1}")
+
+
+def chosen(name: str | None) -> tuple[Policy, ...]:
+    return (load_policy(name),) if name else shipped_policies()
+
+
+def choose(policies: tuple[Policy, ...], facts: object) -> Policy:
+    from sm70_moe.facts import LayerFacts
+
+    assert isinstance(facts, LayerFacts)
+    return policies[0] if len(policies) == 1 else choose_policy(policies, facts)
+
+
+def pretended(capability: str) -> Machine:
+    """This machine, as if it had one GPU of that compute capability."""
+    major, dot, minor = capability.partition(".")
+    if not (dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
+        raise SettingsError(f'--capability {capability!r}: accepted is MAJOR.MINOR, such as "7.0"')
+    found = probe()
+    device = Device("cuda:0", (int(major), int(minor)), "as told by --capability")
+    return Machine((device, CPU), found.backends, found.build, found.build_looked_up, found.torch)
+
+
+def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:
+    if as_json:
+        records: list[Plain] = [{**group_record(g), **call_record(g, tokens)} for g in groups]
+        print_json({"groups": records})
+        return
+    out = console()
+    for group in groups:
+        out.print(Text(heading(group), style="bold"))
+        for decision in group.example.decisions:
+            for line in decision_lines(group.example.policy, decision):
+                out.print(Text(line_text(line), style=style(line)))
+        plan = Plan(group.example)
+        if tokens is not None:
+            out.print(f"  a call of {tokens} tokens takes {route_name(plan, tokens)}")
+        out.print(memory_line(plan, group.count))
+        out.print()
+    if not groups:
+        out.print("no mixture-of-experts layer in this checkpoint")
+
+
+def style(line: Line) -> str:
+    return "" if line.detail else COLOURS[line.outcome]
+
+
+def call_record(group: LayerGroup, tokens: int | None) -> dict[str, Plain]:
+    return {} if tokens is None else {"tokens": tokens, "route": route_name(Plan(group.example), tokens)}
+
+
+def route_name(plan: Plan, tokens: int) -> str:
+    """Route of a call as a well-behaved engine makes it."""
+    facts = plan.admission.facts
+    if not plan.supported:
+        return "none: unsupported"
+    call = CallFacts.usual(tokens, facts.hidden or 0, facts.top_k or 0, facts.activations or "float16")
+    route = plan.route(call)
+    return route.name if route else "none: no tokens"

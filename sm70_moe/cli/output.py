@@ -1,0 +1,35 @@
+"""How commands print: tables that are not cut when piped, records as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sm70_moe.decision import Plain
+
+PIPED_WIDTH = 200
+"""Columns when the output is no terminal, where rich would assume 80 and cut the tables."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def console() -> Console:
+    """A console for standard output, made when it is needed so that redirection applies."""
+    plain = Console(highlight=False, soft_wrap=False)
+    return plain if plain.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
+
+
+def print_json(value: Plain) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """An empty table with these headings; long cells wrap and are never cut."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made

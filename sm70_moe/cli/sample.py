@@ -1,0 +1,58 @@
+"""`sm70-moe sample`: a checkpoint with random weights, in the form that real ones have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+from sm70_moe.errors import PolicyError
+
+SMALL = {"hidden": 256, "intermediate": 128, "experts": 16, "top_k": 4, "group": 32}
+"""Small enough for a laptop, large enough for every layout and for four ranks."""
+
+
+def sample(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must not exist or be empty.")],
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="Write the full geometry of this policy's contract.")
+    ] = None,
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Number of layers.")] = 2,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random weights.")] = 0,
+) -> None:
+    """Write a Hugging Face style AWQ checkpoint with random weights."""
+    write(folder, geometry(policy), layers, seed)
+    typer.echo(f"wrote {layers} layer{'s' if layers != 1 else ''} to {folder}")
+
+
+def geometry(policy: str | None) -> dict[str, int]:
+    """The sizes to write: a policy's contract before tensor parallelism, or small ones."""
+    if policy is None:
+        return SMALL
+    from sm70_moe.policy import load_policy
+
+    contract = load_policy(policy).contract
+    sizes = {
+        "hidden": contract.hidden,
+        "intermediate": (contract.intermediate or 0) * (contract.tensor_parallel or 1) or None,
+        "experts": contract.experts,
+        "top_k": contract.top_k,
+        "group": contract.weights.checkpoint_group,
+    }
+    missing = [name for name, size in sizes.items() if size is None]
+    if missing:
+        raise PolicyError([f"{policy}: its contract leaves {', '.join(missing)} open; a sample needs a geometry"])
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def write(folder: Path, sizes: dict[str, int], layers: int, seed: int, **more: Any) -> None:
+    """Write with a progress bar on standard error."""
+    from rich.console import Console
+
+    from sm70_moe.weights.sample import write_sample
+
+    with Progress("writing experts", BarColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=layers * sizes["experts"])
+        write_sample(folder, layers=layers, seed=seed, progress=lambda: bar.advance(task), **sizes, **more)

@@ -1,0 +1,129 @@
+"""The record of what was decided: structlog events, and a JSONL file per rank.
+
+structlog is used, never configured: the host application's configuration applies, also when it
+comes later. Layers that are decided alike are one record with their range; none is written on the
+hot path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from sm70_moe.admission import Admission
+from sm70_moe.decision import Decision, Outcome, Plain
+from sm70_moe.errors import SettingsError
+from sm70_moe.layergroup import LayerGroup
+from sm70_moe.plan import Plan, digest_of
+
+LEVELS = {
+    Outcome.ADMITTED: "info",
+    Outcome.OFF: "info",
+    Outcome.FELL_BACK: "warning",
+    Outcome.REFUSED: "error",
+    Outcome.UNSUPPORTED: "error",
+}
+
+
+def rank_path(path: Path, rank: int) -> Path:
+    """The file of one rank: `{rank}` in the name is replaced, else ".rank0" stands before the suffix."""
+    if "{rank}" in path.name:
+        return path.with_name(path.name.replace("{rank}", str(rank)))
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix or '.jsonl'}")
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Journal:
+    """Collects admissions, writes a record per decision once a group of alike layers is complete.
+
+    `path` is the setting; the file that is written is `rank_path(path, rank)`. Raises
+    SettingsError at once if it cannot be opened for appending. Safe to use from several threads.
+    """
+
+    def __init__(self, path: Path | None = None, rank: int = 0, clock: Callable[[], str] = utc_now) -> None:
+        self.rank, self.clock = rank, clock
+        self.path = rank_path(path, rank) if path is not None else None
+        self._lock = threading.Lock()
+        self._group: LayerGroup | None = None
+        if self.path is not None:
+            append(self.path, b"")
+
+    def admitted(self, admission: Admission) -> None:
+        """Take note of one admission; a refusal is written at once."""
+        with self._lock:
+            if self._group is not None and self._group.joins(admission):
+                self._group = self._group.with_layer(admission.facts)
+            else:
+                self._write_group()
+                self._group = LayerGroup.of(admission)
+            if admission.refused:
+                self._write_group()
+
+    def event(self, name: str, level: str = "info", **fields: Plain) -> None:
+        """Write one event of another kind: a notice at start, a summary, drift."""
+        with self._lock:
+            self._write_group()
+            self._write(name, level, {"time": self.clock(), "rank": self.rank, **fields})
+
+    def flush(self) -> None:
+        """Write the group that is still open."""
+        with self._lock:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        group, self._group = self._group, None
+        if group is None:
+            return
+        for decision, record in decision_records(group):
+            self._write("moe decision", LEVELS[decision.outcome], {"time": self.clock(), "rank": self.rank, **record})
+
+    def _write(self, name: str, level: str, record: dict[str, Plain]) -> None:
+        getattr(structlog.get_logger("sm70_moe"), level)(name, **record)
+        if self.path is not None:
+            append(self.path, json.dumps({"event": name, **record}, separators=(",", ":")).encode() + b"\n")
+
+
+def decision_records(group: LayerGroup) -> Iterator[tuple[Decision, dict[str, Plain]]]:
+    """(decision, its record) of one group, plain JSON types only."""
+    example = group.example
+    shared: dict[str, Plain] = {
+        "layers": group.numbers or list(group.layers),
+        "first_layer": group.layers[0],
+        "count": group.count,
+        "policy": {"name": example.policy.name, "revision": example.policy.revision, "digest": example.policy.digest},
+        "machine": example.machine.fingerprint,
+        "facts": example.facts.record(),
+        "plan": Plan(example).digest,
+    }
+    for decision in example.decisions:
+        verdict = decision.record()
+        inputs = digest_of({**shared, "feature": decision.feature, "flag": decision.flag})
+        yield decision, {"decision": inputs[:16], **verdict, **shared}
+
+
+def append(path: Path, line: bytes) -> None:
+    """Append one line in a single write, so that lines of several writers never mix.
+
+    Raises SettingsError naming the file if it cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+        try:
+            written = os.write(descriptor, line) if line else 0
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SettingsError(
+            f"SM70_MOE_JOURNAL: cannot write {str(path)!r}: {error.strerror}; accepted: a file in a writable folder"
+        ) from error
+    if written != len(line):
+        raise SettingsError(f"SM70_MOE_JOURNAL: only {written} of {len(line)} bytes fitted into {str(path)!r}")

@@ -1,0 +1,85 @@
+"""What a call may look like: shapes, dtypes, devices, and buffers that do not overlap.
+
+Shared by backends that run on torch tensors; reads no tensor value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from sm70_moe.errors import BackendError
+from sm70_moe.layout import BankShape
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def check_call(
+    shape: BankShape,
+    inputs: Mapping[str, torch.Tensor],
+    outputs: Mapping[str, torch.Tensor],
+) -> None:
+    """Refuse a call that cannot be run; BackendError names the argument, its value and what is accepted.
+
+    `inputs` are x (M, H), ids (M, k) INT32 and weights (M, k) FP32; `outputs` are out (M, H) and,
+    where wanted, intermediate (M, k, I), both in x's dtype. All share one device.
+    """
+    x, ids = inputs["x"], inputs["ids"]
+    if x.dtype not in DTYPES:
+        raise BackendError(f"x: dtype {x.dtype}, accepted are {', '.join(map(str, DTYPES))}")
+    if ids.dim() != 2:
+        raise BackendError(f"ids: shape {tuple(ids.shape)}, expected (tokens, top-k)")
+    tokens, top_k = x.shape[0] if x.dim() else -1, ids.shape[1]
+    expected = {
+        "x": ((tokens, shape.hidden), x.dtype),
+        "ids": ((tokens, top_k), torch.int32),
+        "weights": ((tokens, top_k), torch.float32),
+        "out": ((tokens, shape.hidden), x.dtype),
+        "intermediate": ((tokens, top_k, shape.intermediate), x.dtype),
+    }
+    for name, tensor in {**inputs, **outputs}.items():
+        check_tensor(name, tensor, *expected[name], x.device)
+    check_overlap(inputs, outputs)
+
+
+def check_tensor(
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    if tuple(tensor.shape) != shape:
+        raise BackendError(f"{name}: shape {tuple(tensor.shape)}, expected {shape}")
+    if tensor.dtype != dtype:
+        raise BackendError(f"{name}: dtype {tensor.dtype}, expected {dtype}")
+    if tensor.device != device:
+        raise BackendError(f"{name}: on {tensor.device}, expected {device} like x")
+
+
+def check_overlap(inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
+    """Refuse outputs that share memory with an input, with each other or with themselves.
+
+    Judged by address ranges: two views that interleave in one storage without a common element
+    are refused as well.
+    """
+    seen = dict(inputs)
+    for name, tensor in outputs.items():
+        if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise BackendError(f"{name}: strides {tensor.stride()} lay several elements on one address")
+        for other, against in seen.items():
+            if shares_memory(tensor, against):
+                raise BackendError(f"{name}: overlaps {other} in memory, expected a buffer of its own")
+        seen[name] = tensor
+
+
+def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Do the address ranges of two tensors meet?"""
+    if one.device != other.device or not one.numel() or not other.numel():
+        return False
+    (first, end), (other_first, other_end) = address_range(one), address_range(other)
+    return first < other_end and other_first < end
+
+
+def address_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte and end of a tensor that is not empty; strides of torch are never negative."""
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.data_ptr()
+    return first, first + (reach + 1) * tensor.element_size()

@@ -1,0 +1,103 @@
+"""Loading: from a name, a file or a text to a policy, or to a list of everything that is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sm70_moe.errors import PolicyError
+from sm70_moe.policy.check import check
+from sm70_moe.policy.document import Policy
+from sm70_moe.policy.fault import Fault
+from sm70_moe.policy.lines import key_lines, line_of
+from sm70_moe.policy.wording import one_of
+
+_SYNTAX_LINE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+def policies_folder() -> Path:
+    """Where the shipped policies lie: inside the installed package, or at the top of a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "policies", package.parent / "policies"):
+        if (folder / "schema.json").is_file():
+            return folder
+    raise PolicyError([f"{package / 'policies'}: found no shipped policies, accepted a complete installation"])
+
+
+def load_policy(name_or_path: str | os.PathLike[str], *, backends: Iterable[str] | None = None) -> Policy:
+    """Load a shipped policy by name, or a file: a path that ends in .toml or has a separator.
+
+    `backends` are the names that routes may use; by default the registered ones. Raises
+    PolicyError with every problem, each with file, line and key.
+    """
+    name = os.fspath(name_or_path)
+    if name.endswith(".toml") or "/" in name or os.sep in name:
+        return load_file(Path(name), backends)
+    shipped = {path.stem: path for path in shipped_files()}
+    if name not in shipped:
+        raise PolicyError([f"policy {name!r}: no such shipped policy, accepted {one_of(name, shipped)}, or a path"])
+    return load_file(shipped[name], backends)
+
+
+def shipped_policies() -> tuple[Policy, ...]:
+    """Every shipped policy, by name. Raises PolicyError with the problems of all of them."""
+    policies: list[Policy] = []
+    problems: list[str] = []
+    for path in shipped_files():
+        try:
+            policies.append(load_file(path, None))
+        except PolicyError as error:
+            problems += error.problems
+    if problems:
+        raise PolicyError(problems)
+    return tuple(sorted(policies, key=lambda policy: policy.name))
+
+
+def shipped_files() -> list[Path]:
+    return sorted(policies_folder().glob("*.toml"))
+
+
+def load_file(path: Path, backends: Iterable[str] | None) -> Policy:
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise PolicyError([f"{path}: cannot be read: {reason}, accepted a TOML file"]) from error
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        found = f"byte 0x{content[error.start]:02x}"
+        raise PolicyError([f"{path}:{line}: not UTF-8: found {found}, accepted UTF-8 text"]) from error
+    return parse_policy(text, str(path), backends=backends)
+
+
+def parse_policy(text: str, origin: str = "<text>", *, backends: Iterable[str] | None = None) -> Policy:
+    """A policy from the text of a file; `origin` names the file in problems."""
+    policy, faults = check(parse_toml(text, origin), origin, backends)
+    if faults or policy is None:
+        raise PolicyError(problem_lines(text, origin, faults))
+    return policy
+
+
+def parse_toml(text: str, origin: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        found = _SYNTAX_LINE.search(str(error))
+        line = found[1] if found and found[1] else text.count("\n") + 1
+        what = str(error)[: found.start()] if found else str(error)
+        raise PolicyError([f"{origin}:{line}: not TOML: {what}"]) from error
+    except RecursionError as error:
+        raise PolicyError([f"{origin}: not a policy: found arrays or tables nested too deeply"]) from error
+
+
+def problem_lines(text: str, origin: str, faults: list[Fault]) -> list[str]:
+    """Faults as lines of text, in the order of the file."""
+    lines = key_lines(text)
+    placed = sorted((line_of(lines, fault.where), place, fault.text) for place, fault in enumerate(faults))
+    return list(dict.fromkeys(f"{origin}:{line}: {problem}" for line, _, problem in placed))

@@ -1,0 +1,237 @@
+"""AdmissionService: what an engine embeds.
+
+Settings, policies, machine and backends are read once, when the service is made. Two services in
+one process share nothing; one service may be used from several threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from sm70_moe.admission import Admission, admit
+from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status
+from sm70_moe.drift import Origin, Present, drift
+from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, Sm70MoeError
+from sm70_moe.explanation import obstacle_text
+from sm70_moe.facts import LayerFacts
+from sm70_moe.flags import FlagState
+from sm70_moe.journal import Journal
+from sm70_moe.memory import backend, bank_shape
+from sm70_moe.plan import Plan
+from sm70_moe.policy import Policy, choose_policy, load_policy, shipped_policies
+from sm70_moe.probe import Machine, probe
+from sm70_moe.settings import Settings
+
+if TYPE_CHECKING:
+    from sm70_moe.layer import MoELayer
+    from sm70_moe.weights.codes import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Over all layers so far: how many each feature was admitted for, and how many can run at all."""
+
+    layers: int
+    supported: int
+    admitted: dict[str, int]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name} {count}/{self.layers}" for name, count in self.admitted.items())
+        return f"supported {self.supported}/{self.layers}; admitted {counts or 'nothing'}"
+
+
+class AdmissionService:
+    """Decides layers, keeps the journal, builds layers.
+
+    Every argument has a default: settings from the environment, policies from the settings (all
+    shipped ones, chosen by geometry, if none is set), the machine probed. `rank` names the journal's
+    file. Raises SettingsError or PolicyError for what cannot be read.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        policy: Policy | str | None = None,
+        machine: Machine | None = None,
+        rank: int = 0,
+    ) -> None:
+        self._from_environment = settings is None
+        self._probed = machine is None
+        self.settings = Settings.from_env() if settings is None else settings
+        self.policies = read_policies(self.settings, policy)
+        notices = self.settings.notices(self.policies)
+        self.machine = probe(native=wants_native(self.policies, self.settings)) if machine is None else machine
+        self._lock = threading.Lock()
+        self._plans: dict[str, Plan] = {}
+        self._refused: dict[str, Admission] = {}
+        self._closed = False
+        self._journal = Journal(self.settings.journal, rank)
+        weakref.finalize(self, self._journal.flush)
+        for notice in notices:
+            self._journal.event("moe settings", "warning", variable=notice.name, text=notice.text)
+
+    def policy_for(self, facts: LayerFacts) -> Policy:
+        """The one policy that was asked for, else the shipped one with the layer's geometry."""
+        return self.policies[0] if len(self.policies) == 1 else choose_policy(self.policies, facts)
+
+    def admit(self, facts: LayerFacts) -> Plan:
+        """Decide one layer and keep its plan; the same facts again give the same plan.
+
+        Raises AdmissionRefused if an explicit `1` cannot be honoured, and Sm70MoeError for another
+        layer of the same name or after `close()`. A layer that nothing can run is not an error: its
+        plan has no routes.
+        """
+        with self._lock:
+            known = self._plans.get(facts.layer)
+            if known is not None and known.admission.facts == facts:
+                return known
+            if known is not None:
+                raise Sm70MoeError(f"layer {facts.layer!r} was admitted before with other facts")
+            if self._closed:
+                raise Sm70MoeError(f"layer {facts.layer!r}: admission is closed, plans are frozen")
+            admission = admit(self.policy_for(facts), self.settings, facts, self.machine)
+            self._journal.admitted(admission)
+            if admission.refused:
+                self._refused[facts.layer] = admission
+                raise refusal(admission, admission.refused)
+            self._refused.pop(facts.layer, None)
+            plan = Plan(admission)
+            self._plans[facts.layer] = plan
+            return plan
+
+    def layer(self, facts: LayerFacts, weights: WeightSource) -> MoELayer:
+        """Admit a layer, prepare its banks on its device, and return what runs it.
+
+        Raises AdmissionRefused also for a layer that no route can run.
+        """
+        from sm70_moe.layer import MoELayer
+
+        plan = self.admit(facts)
+        admission, shape = plan.admission, bank_shape(plan.admission)
+        if plan.layout is None or shape is None:
+            raise refusal(admission, admission.decisions[-1:])
+        backends = {r.backend: backend(admission, r.backend) for r in plan.routes}
+        banks = backends[plan.routes[-1].backend].prepare(weights, plan.layout, shape, facts.device or "cpu")
+        return MoELayer(plan, banks, backends)
+
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans so far, in order of admission."""
+        with self._lock:
+            return tuple(self._plans.values())
+
+    def summary(self) -> Summary:
+        """Counts over all layers so far, refused ones too; also written to the journal."""
+        with self._lock:
+            admissions = [*(plan.admission for plan in self._plans.values()), *self._refused.values()]
+        counts: dict[str, int] = {}
+        for admission in admissions:
+            for decision in admission.decisions:
+                counts[decision.feature] = counts.get(decision.feature, 0) + decision.admitted
+        supported = sum(a.supported and not a.refused for a in admissions)
+        summary = Summary(len(admissions), supported, counts)
+        admitted: Plain = {name: f"{count}/{summary.layers}" for name, count in counts.items()}
+        self._journal.event(
+            "moe summary", layers=summary.layers, supported=summary.supported, admitted=admitted, text=str(summary)
+        )
+        return summary
+
+    def drift(self) -> tuple[Finding, ...]:
+        """What changed since this service was made: environment, policy files, build, devices.
+
+        Only what the service read itself is looked at again; injected values cannot drift. Changes
+        are reported and written to the journal, never acted on.
+        """
+        findings = drift(self._origin(), self._present())
+        for finding in findings:
+            if finding.status is Status.FAIL:
+                self._journal.event("moe drift", "warning", **finding.record())
+        return findings
+
+    def close(self) -> Summary:
+        """End admission: no layer is admitted any more, the plans are final.
+
+        Raises AdmissionRefused if a required feature was admitted for no layer at all (possible only
+        under `mixed_model = "admit-the-rest"`), and DriftError under `drift = "raise"`.
+        """
+        with self._lock:
+            self._closed = True
+        summary = self.summary()
+        self._refuse_unmet()
+        changed = [f for f in self.drift() if f.status is Status.FAIL]
+        if changed and any(p.on.drift == "raise" for p in self.policies):
+            raise DriftError(changed, "; ".join(f"{f.check}: {obstacle_text(f)}" for f in changed))
+        return summary
+
+    def __enter__(self) -> AdmissionService:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._journal.flush()
+        if kind is None:
+            self.close()
+
+    def _refuse_unmet(self) -> None:
+        required: dict[str, list[Plan]] = {}
+        for plan in self.plans():
+            for name, flag in plan.admission.flags.items():
+                if flag.state is FlagState.REQUIRE:
+                    required.setdefault(name, []).append(plan)
+        for name, plans in required.items():
+            decisions = [plan.admission.decision(name) for plan in plans]
+            if decisions and not any(d.admitted for d in decisions):
+                raise refusal(plans[0].admission, decisions[:1])
+
+    def _origin(self) -> Origin:
+        return Origin(self.settings, {p.origin: p.digest for p in self.policies if p.origin}, self.machine)
+
+    def _present(self) -> Present:
+        machine = self.machine
+        if self._probed:
+            machine = probe(native=machine.build_looked_up, backends=machine.backends)
+        environment = os.environ if self._from_environment else self.settings
+        return Present(environment, {p.origin: digest_now(p) for p in self.policies if p.origin}, machine)
+
+
+def read_policies(settings: Settings, wanted: Policy | str | None) -> tuple[Policy, ...]:
+    if isinstance(wanted, Policy):
+        return (wanted,)
+    name = wanted or settings.policy
+    return (load_policy(name),) if name else shipped_policies()
+
+
+def wants_native(policies: Iterable[Policy], settings: Settings) -> bool:
+    """Is any native feature not switched off? With `0` the build is not even looked up."""
+    return any(
+        feature.native and flag.state is not FlagState.OFF
+        for policy in policies
+        for feature, flag in zip(policy.features.values(), settings.flags(policy).values(), strict=True)
+    )
+
+
+def digest_now(policy: Policy) -> str | None:
+    """Digest of a policy's file now; None if it is gone or not valid any more."""
+    try:
+        return load_policy(policy.origin).digest
+    except PolicyError:
+        return None
+
+
+def refusal(admission: Admission, decisions: Iterable[Decision]) -> AdmissionRefused:
+    """The error that lists every reason of every refused decision."""
+    lines = [f"{admission.facts.layer}: admission refused under policy {admission.policy.name}"]
+    for decision in decisions:
+        asked = f" (flag {decision.flag}, from {decision.flag_source})" if decision.flag else ""
+        lines.append(f"  {decision.feature}{asked}:")
+        lines += [f"    {f.check}: {obstacle_text(f)}" for f in decision.obstacles]
+    if any(d.outcome is Outcome.REFUSED for d in decisions):
+        lines.append("  unset the flag, or set it to 0, to fall back to an older route")
+    return AdmissionRefused(admission.facts.layer, admission.decisions, "\n".join(lines))

@@ -1,0 +1,112 @@
+"""Fakes for the tests of those who embed this package, and for its own.
+
+A fake machine has the devices and the native build that a test needs; a fake native backend keeps
+the protocol and computes with the portable arithmetic. None of this is imported by the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from sm70_moe.decision import Finding
+from sm70_moe.exemplar import contract_facts
+from sm70_moe.facts import LayerFacts
+from sm70_moe.kernels import Backend, Broken, registry
+from sm70_moe.layout import BankLayout, BankShape
+from sm70_moe.probe import CPU, Build, Device, Machine
+from sm70_moe.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from sm70_moe.weights.banks import Banks
+    from sm70_moe.weights.codes import WeightSource
+
+__all__ = [
+    "NATIVE",
+    "FakeNative",
+    "contract_facts",
+    "fake_backends",
+    "fake_build",
+    "fake_machine",
+    "settings",
+]
+
+BuildState = Literal["missing", "fake", "stale"]
+NATIVE = ("qpn", "grouped", "indexed")
+"""Backends that need the native build."""
+
+
+@dataclass(frozen=True, slots=True)
+class FakeNative:
+    """A native backend that runs anywhere: `legacy`'s arithmetic under another name."""
+
+    name: str
+    portable: Backend
+    native: bool = True
+
+    @property
+    def orders(self) -> Set[str]:
+        return self.portable.orders
+
+    @property
+    def options(self) -> Set[str]:
+        return frozenset()
+
+    def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
+        return ()
+
+    def scratch(self, shape: BankShape, top_k: int, tokens: int) -> int:
+        return self.portable.scratch(shape, top_k, tokens)
+
+    def prepare(self, source: WeightSource, layout: BankLayout, shape: BankShape, device: str) -> Banks:
+        return self.portable.prepare(source, layout, shape, device)
+
+    def run(
+        self,
+        banks: Banks,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        intermediate: torch.Tensor | None = None,
+    ) -> None:
+        self.portable.run(banks, x, ids, weights, out, intermediate)
+
+
+def fake_backends() -> Mapping[str, Backend | Broken]:
+    """The built-in backends, the native ones replaced by fakes that run."""
+    found = dict(registry.load())
+    portable = found["legacy"]
+    assert not isinstance(portable, Broken)
+    return MappingProxyType({**found, **{name: FakeNative(name, portable) for name in NATIVE}})
+
+
+def fake_build(device: str = "cuda:0", *, stale: bool = False, images: Set[str] = frozenset({"sm_70"})) -> Build:
+    """A native build whose self-tests passed on one device; `stale` gives it another build id."""
+    return Build(
+        id="fake-build-of-yesterday" if stale else "fake-build",
+        expected="fake-build",
+        images=frozenset(images),
+        self_tests={(device, name): "" for name in NATIVE},
+    )
+
+
+def fake_machine(
+    capability: tuple[int, int] | None = (7, 0), build: BuildState | Build = "fake", device: str = "cuda:0"
+) -> Machine:
+    """A machine with one device of this compute capability (None: only the CPU) and this build."""
+    if isinstance(build, str):
+        made = None if build == "missing" else fake_build(device, stale=build == "stale")
+    else:
+        made = build
+    gpus = () if capability is None else (Device(device, capability, "fake GPU", 32 * 2**30),)
+    return Machine(devices=(*gpus, CPU), backends=fake_backends(), build=made, torch="0")
+
+
+def settings(flags: Mapping[str, str] | None = None, **variables: str) -> Settings:
+    """Settings from these variables alone; the process's environment is not read."""
+    return Settings.from_env(variables, flags=flags)

@@ -1,0 +1,200 @@
+"""The names that this package reads, and what is said about names that it does not know.
+
+A variable under one of our prefixes that nothing reads is a misspelling, a leftover or a container
+platform's own; each is reported, because a flag that silently does nothing looks like a flag that works.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from enum import StrEnum
+
+OWN_PREFIX = "SM70_MOE_"
+PREFIXES = (OWN_PREFIX, "VLLM_SM70_")
+
+
+def own_name(feature: str) -> str:
+    """The variable that every feature has besides those its policy lists."""
+    return OWN_PREFIX + feature.upper()
+
+
+def is_ours(name: str) -> bool:
+    """Whether a variable lies under our prefixes; wrong case counts, so that it can be reported."""
+    return name.upper().startswith(PREFIXES)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One setting or flag with all its variables; the first name is the one to recommend."""
+
+    setting: str
+    names: tuple[str, ...]
+    meaning: str
+    default: str
+
+
+SETTINGS = (
+    Known("policy", ("SM70_MOE_POLICY",), "Name of a shipped policy, or path of a policy file.", "by geometry"),
+    Known("journal", ("SM70_MOE_JOURNAL",), "Path of the decision journal.", "no journal"),
+    Known("strict", ("SM70_MOE_STRICT",), "`1`: unknown and retired variables are errors.", "`0`"),
+    Known(
+        "layer_allow",
+        ("SM70_MOE_LAYER_ALLOWLIST", "VLLM_SM70_AWQ_MOE_BATCHED_LAYER_ALLOWLIST"),
+        "The only layers whose features may be admitted.",
+        "all layers",
+    ),
+    Known(
+        "layer_deny",
+        ("SM70_MOE_LAYER_DENYLIST", "VLLM_SM70_AWQ_MOE_BATCHED_LAYER_DENYLIST"),
+        "Layers that stay on the older route; wins over the allow list.",
+        "no layer",
+    ),
+    Known(
+        "persistent_tokens",
+        ("SM70_MOE_PERSISTENT_MAX_TOKENS", "VLLM_SM70_AWQ_MOE_PERSISTENT_MAX_TOKENS"),
+        "Tokens that resident scratch is sized for, at most 32.",
+        "`0` (derive)",
+    ),
+)
+
+
+def flag_row(feature: str, name: str, meaning: str, default: str = "auto") -> Known:
+    return Known(feature, (name, own_name(feature)), meaning, default)
+
+
+FLAGS = (
+    flag_row("qpn_m1", "VLLM_SM70_AWQ_QWEN38_QPN_M1", "The native single-token kernel."),
+    flag_row(
+        "grouped_decode",
+        "VLLM_SM70_AWQ_QWEN38_MOE_COMPACT_GROUPED_DECODE",
+        "The active-expert grouped kernel, 2 to 8 tokens.",
+    ),
+    flag_row(
+        "indexed_prefill",
+        "VLLM_SM70_AWQ_QWEN38_MOE_INDEXED_PREFILL",
+        "The indexed prefill route, 128 tokens and more.",
+    ),
+    flag_row(
+        "legacy_single_token",
+        "VLLM_SM70_AWQ_MOE_LEGACY_SINGLE_TOKEN_COMPACT",
+        "The older single-token route; interleaves W13, and `qpn_m1` needs it.",
+    ),
+    flag_row(
+        "batched_banks",
+        "VLLM_SM70_AWQ_MOE_BATCHED_GEMM",
+        "All experts of a layer in one bank; the routes above need it.",
+    ),
+    flag_row("compact_metadata", "VLLM_SM70_AWQ_MOE_COMPACT_METADATA", "3-byte instead of 4-byte group metadata."),
+    flag_row(
+        "tune_small_shapes",
+        "VLLM_SM70_AWQ_TUNE_SMALL_SHAPES",
+        "Measure tactics for small shapes; broader than one contract.",
+        "off",
+    ),
+)
+"""The flags of the shipped policies. Another policy may declare more."""
+
+KNOWN_NAMES = frozenset(name for row in (*SETTINGS, *FLAGS) for name in row.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A name that an earlier release read; `instead` is what does its work now, if anything."""
+
+    name: str
+    since: str
+    instead: str | None = None
+
+
+RETIRED: tuple[Retired, ...] = ()
+"""No release has retired a name yet."""
+
+
+class NoticeKind(StrEnum):
+    """Why a variable is reported."""
+
+    UNKNOWN = "unknown"
+    RETIRED = "retired"
+    CONTAINER = "container"  # set by a container platform for a service named like us
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Variables under our prefixes that nothing reads.
+
+    One notice a name, except for container platforms: one for all of theirs. `nearest` is the known
+    name that was probably meant.
+    """
+
+    kind: NoticeKind
+    names: tuple[str, ...]
+    nearest: str | None = None
+    since: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def text(self) -> str:
+        """One line for a person."""
+        if self.kind is NoticeKind.CONTAINER:
+            return f"{len(self.names)} variables of a container platform are ignored, {self.name} for one"
+        if self.kind is NoticeKind.RETIRED:
+            instead = f"use {self.nearest}" if self.nearest else "nothing replaces it"
+            return f"{self.name} was retired in {self.since} and has no effect; {instead}"
+        return f"{self.name} is not known and has no effect" + (f"; nearest is {self.nearest}" if self.nearest else "")
+
+
+CONTAINER_NAME = re.compile(
+    r"""_(SERVICE_HOST
+        |SERVICE_PORT(_[A-Z0-9_]+)?
+        |PORT(_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?
+        )""",
+    re.VERBOSE,
+)
+"""The end of a name that Kubernetes or Docker derives from a service's name."""
+
+
+def is_container_name(name: str) -> bool:
+    """Whether some tail of the name is one that a container platform makes up."""
+    return any(CONTAINER_NAME.fullmatch(name, match.start()) for match in re.finditer("_", name))
+
+
+NEAR = 0.6
+"""Share of matching letters, prefix left out, below which a name is no likely misspelling."""
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like this one, or None; prefixes do not count, they would swamp the rest."""
+    wanted = tail(name.upper())
+    scored = [(SequenceMatcher(None, wanted, tail(k.upper())).ratio(), k[:4] == name[:4], k) for k in sorted(known)]
+    score, _, best = max(scored, default=(0.0, False, ""))
+    return best if score >= NEAR else None
+
+
+def tail(name: str) -> str:
+    """A name without our prefix."""
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def report_names(names: Iterable[str], known: Collection[str], retired: Iterable[Retired]) -> tuple[Notice, ...]:
+    """What to say about the names that were given: retired and unknown ones each, container ones together."""
+    gone = {r.name: r for r in retired}
+    found: list[Notice] = []
+    container: list[str] = []
+    for name in sorted(set(names) - set(known)):
+        if name in gone:
+            found.append(Notice(NoticeKind.RETIRED, (name,), gone[name].instead, gone[name].since))
+        elif is_container_name(name):
+            container.append(name)
+        else:
+            found.append(Notice(NoticeKind.UNKNOWN, (name,), nearest_name(name, known)))
+    if container:
+        found.append(Notice(NoticeKind.CONTAINER, tuple(container)))
+    return tuple(found)

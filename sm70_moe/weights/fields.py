@@ -1,0 +1,87 @@
+"""Reading config.json strictly: aliases must agree, and a wrong type is an error, not a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sm70_moe.errors import CheckpointError
+
+JSON_NAMES = {bool: "true or false", int: "an integer", str: "a text", dict: "a table", list: "a list"}
+
+
+class Fields:
+    """One JSON table of a file. `path` are the keys that lead to it, for errors.
+
+    A fact that is missing here is looked up in the table `behind`, if there is one.
+    """
+
+    def __init__(self, file: Path, values: Mapping[str, Any], path: str = "", behind: Fields | None = None) -> None:
+        self.file = file
+        self.values = values
+        self.path = path
+        self.behind = behind
+
+    @classmethod
+    def load(cls, file: Path) -> Fields:
+        """Read a file; raises CheckpointError if it is missing or holds no JSON table."""
+        try:
+            values = msgspec.json.decode(file.read_bytes())
+        except OSError as error:
+            raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file}: is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{file}: holds {values!r:.40}; accepted is a table")
+        return cls(file, values)
+
+    def integer(self, *names: str) -> int | None:
+        return self._one(int, names)
+
+    def text(self, *names: str) -> str | None:
+        return self._one(str, names)
+
+    def flag(self, *names: str) -> bool | None:
+        return self._one(bool, names)
+
+    def texts(self, *names: str) -> tuple[str, ...]:
+        """All texts of these lists, in order; a list that is missing counts as empty."""
+        lists = [(name, self._get(list, name) or []) for name in names]
+        for name, items in lists:
+            for item in items:
+                if not isinstance(item, str):
+                    raise self.fault(name, item, "a text")
+        return tuple(item for _, items in lists for item in items)
+
+    def table(self, name: str) -> Fields | None:
+        values = self._get(dict, name)
+        if values is None:
+            return self.behind.table(name) if self.behind else None
+        return Fields(self.file, values, f"{self.path}{name}.")
+
+    def before(self, other: Fields) -> Fields:
+        """These fields, with `other` behind them."""
+        return Fields(self.file, self.values, self.path, other)
+
+    def fault(self, name: str, value: object, accepted: str) -> CheckpointError:
+        return CheckpointError(f"{self.file}: {self.path}{name} is {value!r}; accepted is {accepted}")
+
+    def _one(self, kind: type, names: tuple[str, ...]) -> Any:
+        """The value that all given aliases agree on; None if none is given."""
+        given = {name: value for name in names if (value := self._get(kind, name)) is not None}
+        if len(set(given.values())) > 1:
+            told = " and ".join(f"{self.path}{name} = {value!r}" for name, value in given.items())
+            raise CheckpointError(f"{self.file}: {told} contradict each other")
+        if not given and self.behind:
+            return self.behind._one(kind, names)
+        return next(iter(given.values()), None)
+
+    def _get(self, kind: type, name: str) -> Any:
+        value = self.values.get(name)
+        # `type` and not `isinstance`: a bool is an int in Python, and is none here
+        if value is not None and type(value) is not kind:
+            raise self.fault(name, value, JSON_NAMES[kind])
+        return value

@@ -1,0 +1,80 @@
+"""Which modules an entry of a skip list or of an override table means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Generic, TypeVar
+
+from sm70_moe.errors import CheckpointError
+
+REGEX = "re:"
+
+T = TypeVar("T")
+
+
+class Entries(Generic[T]):
+    """Values by entry, found by the modules that the entries mean.
+
+    An entry means every module whose dotted components hold the entry's own one after the other:
+    "mlp.gate" means `model.layers.0.mlp.gate`, never `...mlp.gate_proj`; "layers.1" never means
+    layer 10. An entry that starts with "re:" is a regular expression, matched from the beginning.
+    Of several, the one with the most components wins; regular expressions come last, in order.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, T]] = ()) -> None:
+        self.plain: dict[str, T] = {}
+        self.patterns: list[tuple[re.Pattern[str], T]] = []
+        for entry, value in pairs:
+            if entry.startswith(REGEX):
+                self.patterns.append((_compiled(entry.removeprefix(REGEX)), value))
+            else:
+                self.plain.setdefault(entry.strip("."), value)
+
+    def find(self, module: str) -> T | None:
+        """The value of the most specific entry that means this module; None if none does."""
+        if self.plain:
+            # by runs of the name and not by entry: skip lists may hold thousands of names
+            for run in _runs(module):
+                if run in self.plain:
+                    return self.plain[run]
+        return next((value for pattern, value in self.patterns if pattern.match(module)), None)
+
+    def may_divide(self, layer: str, below: tuple[str, ...]) -> bool:
+        """Whether an entry could mean some and not all modules under `layer`.
+
+        `below` are names that the last component of such a module may have. False is certain, True
+        may be wrong.
+        """
+        return bool(self.patterns) or any(_may_divide(entry, layer, below) for entry in self.plain)
+
+
+def matches(entry: str, module: str) -> bool:
+    """Whether `entry` means the module; `Entries` has the rule."""
+    return Entries([(entry, True)]).find(module) is not None
+
+
+def _runs(module: str) -> Iterator[str]:
+    """All runs of a dotted name's components, longest first."""
+    components = module.split(".")
+    for length in range(len(components), 0, -1):
+        for start in range(len(components) - length + 1):
+            yield ".".join(components[start : start + length])
+
+
+def _may_divide(entry: str, layer: str, below: tuple[str, ...]) -> bool:
+    last = layer.rpartition(".")[2]
+    head, found, _ = entry.partition(f"{last}.")
+    if found:
+        return f".{layer}".endswith(f".{head}{last}")
+    final = entry.rpartition(".")[2]
+    return entry.count(".") < 2 and (final in below or final.isdigit())
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise CheckpointError(f"config.json: regular expression {pattern!r}: {error}") from error

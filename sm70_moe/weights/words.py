@@ -1,0 +1,38 @@
+"""Eight 4-bit values in a 32-bit word, in any order of nibbles.
+
+Words are taken apart as bytes: a byte is unsigned, so the sign of an INT32 word cannot leak into
+its last nibble, and byte operations move a quarter of the memory. Needs a little-endian machine,
+as torch on x86, ARM and CUDA is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+VALUES = 8
+"""Values in one word."""
+
+Order = tuple[int, int, int, int, int, int, int, int]
+"""The nibble, counted from the lowest bits, that holds value 0, 1, ... 7."""
+
+
+def unpack(words: torch.Tensor, order: Order) -> torch.Tensor:
+    """INT32 (..., W) -> uint8 (..., 8 W) in 0..15."""
+    octets = words.contiguous().view(torch.uint8).unflatten(-1, (-1, VALUES // 2))
+    values = torch.empty(*octets.shape[:-1], VALUES, dtype=torch.uint8, device=words.device)
+    for value, nibble in enumerate(order):
+        octet = octets[..., nibble // 2]
+        if nibble % 2:
+            torch.bitwise_right_shift(octet, 4, out=values[..., value])
+        else:
+            torch.bitwise_and(octet, 15, out=values[..., value])
+    return values.flatten(-2)
+
+
+def pack(values: torch.Tensor, order: Order) -> torch.Tensor:
+    """uint8 (..., 8) in 0..15 -> INT32 (...). The input may have any strides."""
+    octets = torch.empty(*values.shape[:-1], VALUES // 2, dtype=torch.uint8, device=values.device)
+    for octet in range(VALUES // 2):
+        low, high = order.index(2 * octet), order.index(2 * octet + 1)
+        octets[..., octet] = values[..., low] | (values[..., high] << 4)
+    return octets.view(torch.int32).squeeze(-1)

@@ -1,0 +1,44 @@
+"""The vocabulary: a finding cannot be read as a truth value, nor fail without a reason."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sm70_moe.decision import Decision, Finding, Outcome, Reason, Status
+
+
+def test_finding_is_no_truth_value() -> None:
+    """Five statuses do not fit into true and false."""
+    with pytest.raises(TypeError):
+        bool(Finding.passed("hidden", 1))
+
+
+@pytest.mark.parametrize("status", [Status.FAIL, Status.UNKNOWN, Status.ERROR, Status.SKIPPED])
+def test_no_rejection_without_a_reason(status: Status) -> None:
+    """A finding that is not a pass cannot be made without a reason."""
+    with pytest.raises(ValueError, match="hidden"):
+        Finding("hidden", status)
+
+
+def test_pass_has_no_reason() -> None:
+    """A pass with a reason is a contradiction."""
+    with pytest.raises(ValueError, match="hidden"):
+        Finding("hidden", Status.PASS, Reason.HIDDEN)
+
+
+def test_reasons_leave_out_skipped_checks() -> None:
+    """A skipped check is shown among the obstacles, but it is no reason."""
+    failed, skipped = Finding.failed("build", Reason.BUILD_MISSING), Finding.skipped("image", "build")
+    decision = Decision("qpn", "route", Outcome.FELL_BACK, (Finding.passed("hidden"), failed, skipped))
+    assert decision.reasons == (Reason.BUILD_MISSING,)
+    assert decision.obstacles == (failed, skipped)
+
+
+def test_records_are_plain_json() -> None:
+    """A record survives a round through JSON unchanged."""
+    finding = Finding.failed("architecture", Reason.ARCHITECTURE, ["sm_70"], "sm_80", "hint")
+    record = Decision("qpn", "route", Outcome.REFUSED, (finding,), "require", "argument").record()
+    assert json.loads(json.dumps(record)) == record
+    assert record["findings"][0]["reason"] == "ARCHITECTURE"  # type: ignore[index,call-overload]  # a plain record

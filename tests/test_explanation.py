@@ -1,0 +1,62 @@
+"""What a reader sees: the table, its reasons and its memory line."""
+
+from __future__ import annotations
+
+import json
+
+from sm70_moe.admission import admit
+from sm70_moe.explanation import explain, group_record, size_text
+from sm70_moe.layergroup import collapse
+from sm70_moe.policy import load_policy
+from sm70_moe.testing import contract_facts, fake_machine, settings
+
+FIRST = load_policy("qwen3.8-flash-next-awq-tp4")
+
+
+def groups(**changes: object) -> list:
+    machine = fake_machine((8, 0))
+    return list(
+        collapse(
+            admit(FIRST, settings(), contract_facts(FIRST, f"model.layers.{i}.mlp.experts", index=i, **changes), machine)
+            for i in range(48)
+        )
+    )
+
+
+def test_table_names_route_outcome_and_every_reason() -> None:
+    """A re-grouped checkpoint on an unsupported architecture: both reasons stand below the route."""
+    text = explain(groups(checkpoint_group=128))
+    lines = text.splitlines()
+    assert lines[0].startswith("model.layers.0-47.mlp.experts   48 layers   policy qwen3.8-flash-next-awq-tp4 (revision 1")
+    start = next(i for i, line in enumerate(lines) if line.split()[:1] == ["qpn_m1"])
+    assert "1 token" in lines[start]
+    assert "fell back" in lines[start]
+    assert any("expected 32, found 128" in line and line.endswith("GROUP_SIZE") for line in lines[start:])
+    assert any("sm_80" in line and line.endswith("ARCH_MISSING") for line in lines[start:])
+    assert any(line.startswith("  legacy ") and "otherwise" in line and "admitted" in line for line in lines)
+
+
+def test_memory_line_counts_all_layers() -> None:
+    """48 layers of 3-byte metadata take the contract's codes and metadata together."""
+    last = explain(groups()).splitlines()[-1]
+    assert "banks 16.70 GiB (3-byte metadata)" in last
+
+
+def test_record_is_plain_json() -> None:
+    """The JSON form holds the same, and survives a round through JSON."""
+    (group,) = groups()
+    record = group_record(group)
+    assert json.loads(json.dumps(record)) == record
+    assert record["count"] == 48
+    assert record["supported"] is True
+
+
+def test_size_text() -> None:
+    """Binary units, two digits for what fills a card."""
+    assert [size_text(n) for n in (0, 1023, 1536, 3 * 2**20, 15 * 2**30)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 MiB",
+        "15.00 GiB",
+    ]

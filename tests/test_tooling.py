@@ -1,0 +1,42 @@
+"""The project's own files agree with each other."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PINS = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_ci_runs_the_command_of_the_readme() -> None:
+    """The last line of .ci/run stands in README and CONTRIBUTING, word by word."""
+    command = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1]
+    assert "tox" in command
+    for name in ("README.md", "CONTRIBUTING.md"):
+        assert command in (ROOT / name).read_text(encoding="utf-8").splitlines()
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    """What pyproject.toml allows contains what constraints.txt pins."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    for line in [*PROJECT["project"]["dependencies"], *(line for extra in extras.values() for line in extra)]:
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(PINS[requirement.name]), line
+
+
+@pytest.mark.parametrize(
+    "module",
+    [name for c in PROJECT["tool"]["importlinter"]["contracts"][1:2] for name in c["source_modules"]],
+)
+def test_modules_that_decide_leave_torch_out(module: str) -> None:
+    """What import-linter reads from the source holds when a fresh interpreter imports the module."""
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

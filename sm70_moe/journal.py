@@ -2,7 +2,8 @@
 
 structlog is used, never configured: the host application's configuration applies, also when it
 comes later. Layers that are decided alike are one record with their range; none is written on the
-hot path.
+hot path. An event is what an operator reads: outcome, flag, reasons; the line in the file has
+every fact and finding as well. Both carry the decision's id.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import structlog
 from sm70_moe.admission import Admission
 from sm70_moe.decision import Decision, Outcome, Plain
 from sm70_moe.errors import SettingsError
+from sm70_moe.explanation import obstacle_text
 from sm70_moe.layergroup import LayerGroup
 from sm70_moe.plan import Plan, digest_of
 
@@ -84,10 +86,13 @@ class Journal:
         if group is None:
             return
         for decision, record in decision_records(group):
-            self._write("moe decision", LEVELS[decision.outcome], {"time": self.clock(), "rank": self.rank, **record})
+            whole = {"time": self.clock(), "rank": self.rank, **record}
+            self._write("moe decision", LEVELS[decision.outcome], whole, brief(decision, whole))
 
-    def _write(self, name: str, level: str, record: dict[str, Plain]) -> None:
-        getattr(structlog.get_logger("sm70_moe"), level)(name, **record)
+    def _write(
+        self, name: str, level: str, record: dict[str, Plain], event: dict[str, Plain] | None = None
+    ) -> None:
+        getattr(structlog.get_logger("sm70_moe"), level)(name, **(record if event is None else event))
         if self.path is not None:
             append(self.path, json.dumps({"event": name, **record}, separators=(",", ":")).encode() + b"\n")
 
@@ -108,6 +113,16 @@ def decision_records(group: LayerGroup) -> Iterator[tuple[Decision, dict[str, Pl
         verdict = decision.record()
         inputs = digest_of({**shared, "feature": decision.feature, "flag": decision.flag})
         yield decision, {"decision": inputs[:16], **verdict, **shared}
+
+
+BRIEF = ("rank", "layers", "count", "feature", "outcome", "flag", "flag_source", "decision", "plan")
+
+
+def brief(decision: Decision, record: dict[str, Plain]) -> dict[str, Plain]:
+    """What an event says of a decision: no facts, and of the findings only those that stopped it."""
+    stopped = "; ".join(f"{finding.check}: {obstacle_text(finding)}" for finding in decision.obstacles)
+    reasons = [reason.name for reason in decision.reasons]
+    return {**{key: record[key] for key in BRIEF}, "reasons": reasons, "text": stopped}
 
 
 def append(path: Path, line: bytes) -> None:

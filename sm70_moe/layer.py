@@ -19,13 +19,13 @@ INTEGERS = (torch.int32, torch.int64)
 class MoELayer:
     """The experts of one layer on one rank.
 
-    Ids may be INT32 or INT64, router weights FP16, BF16 or FP32: they are converted before the
+    `runs` maps each admitted route to what runs it. Ids may be INT32 or INT64, router weights FP16, BF16 or FP32: they are converted before the
     route is chosen. No tensor value is read to choose it.
     """
 
     def __init__(self, plan: Plan, banks: Banks, backends: Mapping[str, Backend]) -> None:
         self.plan, self.banks = plan, banks
-        self._run: dict[str, Callable[..., None]] = {r.name: backends[r.backend].run for r in plan.routes}
+        self.runs: dict[str, Callable[..., None]] = {r.name: backends[r.backend].run for r in plan.routes}
 
     def __call__(
         self,
@@ -46,7 +46,7 @@ class MoELayer:
         facts = CallFacts(*(TensorFacts.of(tensor) for tensor in (x, ids, weights, out)))
         route = self.plan.route(facts)
         if route is not None:
-            self._run[route.name](self.banks, x, ids, weights, out)
+            self.runs[route.name](self.banks, x, ids, weights, out)
         return out
 
     def _check(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None) -> None:

@@ -24,7 +24,7 @@ from sm70_moe.flags import FlagState
 from sm70_moe.journal import Journal
 from sm70_moe.memory import backend, bank_shape
 from sm70_moe.plan import Plan
-from sm70_moe.policy import Policy, choose_policy, load_policy, shipped_policies
+from sm70_moe.policy import Policy, choose_policy, load_policies, load_policy
 from sm70_moe.probe import Machine, probe
 from sm70_moe.settings import Settings
 
@@ -65,7 +65,9 @@ class AdmissionService:
         self._from_environment = settings is None
         self._probed = machine is None
         self.settings = Settings.from_env() if settings is None else settings
-        self.policies = read_policies(self.settings, policy)
+        self.policies = (
+            (policy,) if isinstance(policy, Policy) else load_policies(policy or self.settings.policy)
+        )
         notices = self.settings.notices(self.policies)
         self.machine = probe(native=wants_native(self.policies, self.settings)) if machine is None else machine
         self._lock = threading.Lock()
@@ -79,7 +81,7 @@ class AdmissionService:
 
     def policy_for(self, facts: LayerFacts) -> Policy:
         """The one policy that was asked for, else the shipped one with the layer's geometry."""
-        return self.policies[0] if len(self.policies) == 1 else choose_policy(self.policies, facts)
+        return choose_policy(self.policies, facts)
 
     def admit(self, facts: LayerFacts) -> Plan:
         """Decide one layer and keep its plan; the same facts again give the same plan.
@@ -106,10 +108,10 @@ class AdmissionService:
             self._plans[facts.layer] = plan
             return plan
 
-    def layer(self, facts: LayerFacts, weights: WeightSource) -> MoELayer:
-        """Admit a layer, prepare its banks on its device, and return what runs it.
+    def layer(self, facts: LayerFacts, weights: WeightSource, *, device: str | None = None) -> MoELayer:
+        """Admit a layer, prepare its banks, and return what runs it.
 
-        Raises AdmissionRefused also for a layer that no route can run.
+        `device` is where the banks go, the layer's own device if not given. Raises AdmissionRefused also for a layer that no route can run.
         """
         from sm70_moe.layer import MoELayer
 
@@ -118,7 +120,7 @@ class AdmissionService:
         if plan.layout is None or shape is None:
             raise refusal(admission, admission.decisions[-1:])
         backends = {r.backend: backend(admission, r.backend) for r in plan.routes}
-        banks = backends[plan.routes[-1].backend].prepare(weights, plan.layout, shape, facts.device or "cpu")
+        banks = backends[plan.routes[-1].backend].prepare(weights, plan.layout, shape, device or facts.device or "cpu")
         return MoELayer(plan, banks, backends)
 
     def plans(self) -> tuple[Plan, ...]:
@@ -199,13 +201,6 @@ class AdmissionService:
             machine = probe(native=machine.build_looked_up, backends=machine.backends)
         environment = os.environ if self._from_environment else self.settings
         return Present(environment, {p.origin: digest_now(p) for p in self.policies if p.origin}, machine)
-
-
-def read_policies(settings: Settings, wanted: Policy | str | None) -> tuple[Policy, ...]:
-    if isinstance(wanted, Policy):
-        return (wanted,)
-    name = wanted or settings.policy
-    return (load_policy(name),) if name else shipped_policies()
 
 
 def wants_native(policies: Iterable[Policy], settings: Settings) -> bool:

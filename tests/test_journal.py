@@ -56,6 +56,19 @@ def test_levels_follow_the_outcome(tmp_path: Path) -> None:
     assert levels["tune_small_shapes"] == ("off", "info")
 
 
+def test_event_is_for_a_reader() -> None:
+    """An event names reasons and what stopped the route, without facts and passed checks."""
+    with capture_logs() as events:
+        journal = Journal()
+        journal.admitted(admission(0))
+        journal.flush()
+    event = next(e for e in events if e["feature"] == "qpn_m1")
+    assert event["reasons"] == ["BUILD_MISSING"]
+    assert "native build" in event["text"]
+    assert "facts" not in event
+    assert "findings" not in event
+
+
 def test_record_says_everything(tmp_path: Path) -> None:
     """A record holds the inputs' hash, policy, machine, facts, flag with its source, findings, plan."""
     journal = Journal(tmp_path / "moe.jsonl")

@@ -14,7 +14,7 @@ from sm70_moe.decision import Plain
 from sm70_moe.exemplar import contract_facts
 from sm70_moe.explanation import obstacle_text, reason_name
 from sm70_moe.kernels import Broken
-from sm70_moe.policy import Policy, load_policy, shipped_policies
+from sm70_moe.policy import Policy, load_policies
 from sm70_moe.probe import Machine, installed_version, probe
 from sm70_moe.settings import Settings
 from sm70_moe.volta import COMBINATIONS
@@ -28,8 +28,7 @@ def doctor(
 ) -> None:
     """Say what this installation has, how it is set, and what would stop `require`."""
     settings = Settings.from_env()
-    name = policy or settings.policy
-    policies = (load_policy(name),) if name else shipped_policies()
+    policies = load_policies(policy or settings.policy)
     machine = probe()
     report: dict[str, Plain] = {
         "versions": versions(),

@@ -10,13 +10,14 @@ from rich.text import Text
 
 from sm70_moe.admission import Admission, admit
 from sm70_moe.cli.output import AsJson, console, print_json
+from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain
 from sm70_moe.errors import SettingsError
 from sm70_moe.explanation import Line, decision_lines, group_record, heading, line_text, memory_line
 from sm70_moe.facts import CallFacts
 from sm70_moe.layergroup import LayerGroup, collapse
 from sm70_moe.plan import Plan
-from sm70_moe.policy import Policy, choose_policy, load_policy, shipped_policies
+from sm70_moe.policy import choose_policy, load_policies
 from sm70_moe.probe import CPU, Device, Machine, probe
 from sm70_moe.settings import Settings
 from sm70_moe.weights.checkpoint import Checkpoint
@@ -47,9 +48,9 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say which route each layer would take on this machine, and what stops the others."""
-    check_ranks(tp, rank, ep, ep_rank)
+    check_ranks(("--rank", rank, tp), ("--ep-rank", ep_rank, ep))
     settings = Settings.from_env(strict=strict or None)
-    policies = chosen(policy or settings.policy)
+    policies = load_policies(policy or settings.policy)
     for notice in settings.notices(policies):
         typer.echo(f"warning: {notice.text}", err=True)
     machine = probe() if capability is None else pretended(capability)
@@ -60,28 +61,11 @@ def explain(
         facts = checkpoint.facts(
             layer, tensor_parallel=tp, tensor_rank=rank, expert_parallel=ep, expert_rank=ep_rank, device=device
         )
-        admissions.append(admit(choose(policies, facts), settings, facts, machine))
+        admissions.append(admit(choose_policy(policies, facts), settings, facts, machine))
     groups = list(collapse(admissions))
     show(groups, tokens, as_json)
     if strict and any(a.refused or not a.supported for a in admissions):
         raise typer.Exit(1)
-
-
-def check_ranks(tp: int, rank: int, ep: int, ep_rank: int) -> None:
-    for name, value, size in (("--rank", rank, tp), ("--ep-rank", ep_rank, ep)):
-        if value >= size:
-            raise SettingsError(f"{name} {value}: accepted are 0 to {size - 1}")
-
-
-def chosen(name: str | None) -> tuple[Policy, ...]:
-    return (load_policy(name),) if name else shipped_policies()
-
-
-def choose(policies: tuple[Policy, ...], facts: object) -> Policy:
-    from sm70_moe.facts import LayerFacts
-
-    assert isinstance(facts, LayerFacts)
-    return policies[0] if len(policies) == 1 else choose_policy(policies, facts)
 
 
 def pretended(capability: str) -> Machine:

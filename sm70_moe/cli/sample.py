@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
@@ -47,12 +47,16 @@ def geometry(policy: str | None) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size is not None}
 
 
-def write(folder: Path, sizes: dict[str, int], layers: int, seed: int, **more: Any) -> None:
+def write(folder: Path, sizes: dict[str, int], layers: int, seed: int) -> None:
     """Write with a progress bar on standard error."""
     from rich.console import Console
 
     from sm70_moe.weights.sample import write_sample
 
     with Progress("writing experts", BarColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=layers * sizes["experts"])
-        write_sample(folder, layers=layers, seed=seed, progress=lambda: bar.advance(task), **sizes, **more)
+        task = bar.add_task("", total=None)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        write_sample(folder, layers=layers, seed=seed, progress=progress, **sizes)

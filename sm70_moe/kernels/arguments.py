@@ -5,26 +5,31 @@ Shared by backends that run on torch tensors; reads no tensor value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from sm70_moe.errors import BackendError
 from sm70_moe.layout import BankShape
 
+if TYPE_CHECKING:
+    from sm70_moe.weights.banks import Banks
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_call(
-    shape: BankShape,
+    banks: Banks,
     inputs: Mapping[str, torch.Tensor],
     outputs: Mapping[str, torch.Tensor],
 ) -> None:
     """Refuse a call that cannot be run; BackendError names the argument, its value and what is accepted.
 
     `inputs` are x (M, H), ids (M, k) INT32 and weights (M, k) FP32; `outputs` are out (M, H) and,
-    where wanted, intermediate (M, k, I), both in x's dtype. All share one device.
+    where wanted, intermediate (M, k, I), both in x's dtype. All are on the banks' device.
     """
+    shape: BankShape = banks.shape
     x, ids = inputs["x"], inputs["ids"]
     if x.dtype not in DTYPES:
         raise BackendError(f"x: dtype {x.dtype}, accepted are {', '.join(map(str, DTYPES))}")
@@ -39,8 +44,9 @@ def check_call(
         "intermediate": ((tokens, top_k, shape.intermediate), x.dtype),
     }
     for name, tensor in {**inputs, **outputs}.items():
-        check_tensor(name, tensor, *expected[name], x.device)
+        check_tensor(name, tensor, *expected[name], banks.device)
     check_overlap(inputs, outputs)
+    check_weights(bank_tensors(banks), outputs)
 
 
 def check_tensor(
@@ -51,7 +57,7 @@ def check_tensor(
     if tensor.dtype != dtype:
         raise BackendError(f"{name}: dtype {tensor.dtype}, expected {dtype}")
     if tensor.device != device:
-        raise BackendError(f"{name}: on {tensor.device}, expected {device} like x")
+        raise BackendError(f"{name}: on {tensor.device}, expected {device} like the banks")
 
 
 def check_overlap(inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
@@ -68,6 +74,21 @@ def check_overlap(inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torc
             if shares_memory(tensor, against):
                 raise BackendError(f"{name}: overlaps {other} in memory, expected a buffer of its own")
         seen[name] = tensor
+
+
+def check_weights(banks: Iterable[torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
+    """Refuse outputs that lie in a bank."""
+    for tensor in banks:
+        for name, output in outputs.items():
+            if shares_memory(output, tensor):
+                raise BackendError(f"{name}: overlaps the weights in memory, expected a buffer of its own")
+
+
+def bank_tensors(banks: Banks) -> Iterator[torch.Tensor]:
+    """Every tensor of both banks; batched ones are one tensor."""
+    for bank in (banks.w13, banks.w2):
+        for part in (bank.weights, bank.groups):
+            yield from (part,) if isinstance(part, torch.Tensor) else part
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -25,8 +25,8 @@ COMBINE_BYTES = 16 << 20
 SLOT_BYTES = 64
 """Ids, sort order and index tensors of one slot."""
 
-DECODE_BYTES = 32
-"""Decoding one weight takes at most this: INT32 and FP32 temporaries, FP16 and FP32 results."""
+DECODE_BYTES = 16
+"""Decoding one weight takes at most this: words, codes and FP32 temporaries, FP16 and FP32 results."""
 
 WIDEST = 4
 """Bytes of the widest activation, FP32; `scratch` is not told the dtype."""
@@ -86,14 +86,15 @@ class LegacyBackend:
         """Write the layer's output; see `Backend.run`.
 
         Same arguments and number of threads give the same bits, and a row's bits do not depend on
-        the other rows. Raises BackendError for a shape, dtype or device that does not fit, and for
-        an output that overlaps another argument.
+        the other rows. Raises BackendError for banks that are not complete, a shape, dtype or
+        device that does not fit, and an output that overlaps another argument or the weights.
         """
         from sm70_moe.kernels.arguments import check_call
         from sm70_moe.kernels.experts import Call, run_experts
 
         outputs = {"out": out} if intermediate is None else {"out": out, "intermediate": intermediate}
-        check_call(banks.shape, {"x": x, "ids": ids, "weights": weights}, outputs)
+        banks.require_complete()
+        check_call(banks, {"x": x, "ids": ids, "weights": weights}, outputs)
         chunk = self.chunk(banks.shape, ids.shape[1], x.element_size())
         run_experts(banks, Call(x, ids, weights, out, intermediate), chunk)
 

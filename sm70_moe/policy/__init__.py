@@ -10,7 +10,7 @@ from sm70_moe.policy.compare import Difference, compare_policies
 from sm70_moe.policy.contract import Contract, WeightContract
 from sm70_moe.policy.document import Evidence, Policy, Reactions
 from sm70_moe.policy.feature import Check, Feature
-from sm70_moe.policy.load import load_policy, parse_policy, policies_folder, shipped_policies
+from sm70_moe.policy.load import load_policies, load_policy, parse_policy, policies_folder, shipped_policies
 from sm70_moe.policy.route import CallConditions, Route, TokenRange
 from sm70_moe.policy.schema import policy_schema
 
@@ -28,6 +28,7 @@ __all__ = [
     "WeightContract",
     "choose_policy",
     "compare_policies",
+    "load_policies",
     "load_policy",
     "parse_policy",
     "policies_folder",

@@ -13,12 +13,15 @@ from sm70_moe.policy.document import Policy
 def choose_policy(policies: Iterable[Policy], facts: LayerFacts) -> Policy:
     """The policy for the model that this layer belongs to, else the generic one.
 
-    A policy fits a model by hidden size, experts, top-k and whole intermediate size, all given and
-    equal. Among several: same tensor parallelism, then same checkpoint group, then fewest other
+    A single policy is the operator's choice and speaks about every layer. Of several, one fits a
+    model by hidden size, experts, top-k and whole intermediate size, all given and equal; if more
+    than one fits: same tensor parallelism, then same checkpoint group, then fewest other
     differences, then the name. A near miss is left to admission, which says what does not hold.
     Raises PolicyError if nothing fits and no policy is generic.
     """
     listed = sorted(policies, key=lambda policy: policy.name)
+    if len(listed) == 1:
+        return listed[0]
     fitting = [policy for policy in listed if fits_model(policy.contract, facts)]
     if fitting:
         return min(fitting, key=lambda policy: distance(policy.contract, facts))

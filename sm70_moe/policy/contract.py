@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sm70_moe.policy.frozen import Frozen, Tuple
+from sm70_moe.policy.frozen import Exact, Frozen, Tuple
 
 Count = Annotated[int, Field(ge=1)]
 Dtype = Literal["float16", "bfloat16", "float32"]
@@ -22,7 +22,7 @@ class WeightContract(Frozen):
 
     format: Literal["awq"] | None = "awq"
     packing: Literal["gemm"] | None = "gemm"
-    bits: Literal[4] | None = None
+    bits: Annotated[Literal[4], Exact] | None = None
     zero_point: bool | None = None
     checkpoint_group: Count | None = None
     prepared_group: Count | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sm70_moe.policy.draft import Draft
 from sm70_moe.policy.fault import Fault
@@ -12,15 +12,14 @@ from sm70_moe.policy.wording import shown
 Routes = tuple[tuple[int, Route], ...]
 
 
-NAMING = {"name", "backend"}
 COVERING = {"feature", "tokens", "call"}
 
 
 def coverage_faults(draft: Draft) -> Iterator[Fault]:
     """Faults of the route list as a whole."""
-    if draft.route_faults <= NAMING | COVERING:
+    if draft.route_faults <= COVERING:
         yield from orders(draft.routes)
-    if draft.route_faults <= NAMING | {"order"}:
+    if draft.route_faults <= {"order"}:
         yield from gaps(draft.routes)
         yield from last_resort(draft.routes)
         yield from unreachable(draft.routes)
@@ -29,18 +28,18 @@ def coverage_faults(draft: Draft) -> Iterator[Fault]:
 
 def gaps(routes: Routes) -> Iterator[Fault]:
     """Token counts without a route; and those that lose it when a flag is off or a condition fails."""
-    some = uncovered(route.tokens for _, route in routes)
-    for gap in some:
+    none = uncovered([route.tokens for _, route in routes])
+    for gap in none:
         yield Fault(("route",), f"no route for {gap} tokens", "every token count from 1 has a route", "gap")
-    for gap in uncovered(route.tokens for _, route in routes if route.unconditional):
-        if gap not in some:
-            accepted = "a route without feature and call for every token count"
-            yield Fault(("route",), f"only conditional routes for {gap} tokens", accepted, "gap")
+    for gap in uncovered([*none, *(route.tokens for _, route in routes if route.unconditional)]):
+        accepted = "a route without feature and call for every token count"
+        yield Fault(("route",), f"only conditional routes for {gap} tokens", accepted, "gap")
 
 
-def uncovered(ranges: Iterator[TokenRange]) -> tuple[TokenRange, ...]:
+def uncovered(ranges: Iterable[TokenRange]) -> tuple[TokenRange, ...]:
     """What the ranges leave of 1 and more."""
-    left, first = [], 1
+    left: list[TokenRange] = []
+    first = 1
     for tokens in sorted(ranges, key=lambda r: r.first):
         if tokens.first > first:
             left.append(TokenRange(first=first, last=tokens.first - 1))
@@ -64,7 +63,7 @@ def unreachable(routes: Routes) -> Iterator[Fault]:
     """A route whose every call an earlier one takes, whatever the flags say."""
     for at, (place, route) in enumerate(routes):
         earlier = [other for _, other in routes[:at] if other.unconditional]
-        if not any(overlaps(gap, route.tokens) for gap in uncovered(other.tokens for other in earlier)):
+        if not any(overlaps(gap, route.tokens) for gap in uncovered([other.tokens for other in earlier])):
             names = ", ".join(other.name for other in earlier)
             found = f"all of {route.tokens} tokens taken by {names}"
             yield Fault(("route", place), found, "a route that can be reached", f"{route.name} is unreachable")

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, PrivateAttr
 
 from sm70_moe.policy.contract import Contract, Count
 from sm70_moe.policy.feature import Feature, FeatureName
-from sm70_moe.policy.frozen import Frozen, Line, Table, Tuple, refusal
+from sm70_moe.policy.frozen import Exact, Frozen, Line, Table, Tuple, refusal
 from sm70_moe.policy.route import Route
 
 Bound = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -55,7 +55,7 @@ class Evidence(Frozen):
 class Policy(Frozen):
     """What a model's layers must be, the flags over them, and the routes in the order they are tried."""
 
-    schema_number: Literal[1] = Field(alias="schema")
+    schema_number: Annotated[Literal[1], Exact] = Field(alias="schema")
     name: Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")]
     revision: Count
     summary: Line

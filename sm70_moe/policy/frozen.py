@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 K = TypeVar("K")
@@ -63,6 +63,17 @@ Tuple = Annotated[tuple[V, ...], Field(strict=False)]
 
 Line = Annotated[str, Field(pattern=r"^[^\r\n]*\S[^\r\n]*$")]
 """Text of one line that is not blank."""
+
+
+def read_exact(value: Any) -> Any:
+    """Keep true and 1.0 from passing as the literal 1, which they equal in Python."""
+    if isinstance(value, bool | float):
+        raise refusal("a whole number")
+    return value
+
+
+Exact = BeforeValidator(read_exact)
+"""Beside a Literal of whole numbers."""
 
 
 def refusal(accepted: str) -> PydanticCustomError:

@@ -43,6 +43,11 @@ def load_policy(name_or_path: str | os.PathLike[str], *, backends: Iterable[str]
     return load_file(shipped[name], backends)
 
 
+def load_policies(name: str | None) -> tuple[Policy, ...]:
+    """The named policy alone, or all shipped ones if none is named; `choose_policy` picks among them."""
+    return shipped_policies() if name is None else (load_policy(name),)
+
+
 def shipped_policies() -> tuple[Policy, ...]:
     """Every shipped policy, by name. Raises PolicyError with the problems of all of them."""
     policies: list[Policy] = []

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from sm70_moe.policy.contract import Count, Dtype
 from sm70_moe.policy.frozen import Frozen, refusal
 
-TOKEN_FORMS = "a number, [first, last] or { from = first }"
+TOKEN_FORMS = "a number from 1, [first, last] with first at most last, or { from = first }"
 
 
 class OpenRange(Frozen):
@@ -48,12 +48,9 @@ def read_tokens(value: Any) -> Any:
     """Turn the three forms of a policy file into a range."""
     if isinstance(value, TokenRange):
         return value
-    if whole(value):
-        return TokenRange(first=value, last=value)
-    if isinstance(value, list) and len(value) == 2 and all(map(whole, value)):
-        if value[0] > value[1]:
-            raise refusal("[first, last] with first at most last")
-        return TokenRange(first=value[0], last=value[1])
+    ends = value if isinstance(value, list) else [value, value]
+    if len(ends) == 2 and all(map(whole, ends)) and 1 <= ends[0] <= ends[1]:
+        return TokenRange(first=ends[0], last=ends[1])
     if isinstance(value, dict):
         return TokenRange(first=OpenRange.model_validate(value).first, last=None)
     raise refusal(TOKEN_FORMS)

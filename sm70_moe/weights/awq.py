@@ -30,17 +30,15 @@ def unpack_zeros(qzeros: torch.Tensor) -> torch.Tensor:
 
 def pack_weights(codes: torch.Tensor) -> torch.Tensor:
     """uint8 codes (K, N) -> INT32 (K, N/8)."""
-    return pack(codes.unflatten(-1, (-1, VALUES)), WEIGHT_ORDER)
+    return pack(codes.reshape(codes.shape[0], -1, VALUES), WEIGHT_ORDER)
 
 
 def pack_zeros(zeros: torch.Tensor) -> torch.Tensor:
     """uint8 zeros (K/g, N) -> INT32 (K/g, N/8)."""
-    return pack(zeros.unflatten(-1, (-1, VALUES)), ZERO_ORDER)
+    return pack(zeros.reshape(zeros.shape[0], -1, VALUES), ZERO_ORDER)
 
 
-def decode(
-    qweight: torch.Tensor, qzeros: torch.Tensor | None, scales: torch.Tensor, groups: tuple[int, ...]
-) -> Codes:
+def decode(qweight: torch.Tensor, qzeros: torch.Tensor | None, scales: torch.Tensor, groups: tuple[int, ...]) -> Codes:
     """One matrix's codes, with row j of zeros and scales taken from row `groups[j]` of the source.
 
     qweight INT32 (K, N/8), qzeros INT32 (G, N/8) or None, scales FP16 (G, N). Raises

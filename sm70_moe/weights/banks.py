@@ -21,13 +21,13 @@ Progress = Callable[[int, int], None]
 class Bank:
     """One matrix of every expert, K = `rows` and N = `columns`.
 
-    `weights` are INT32 (N/32, K/8, 32) per expert, `groups` the metadata of `metadata.py`;
+    `weights` are INT32 (N/32, K/8, 32) per expert, `groups` the metadata in the form `stored`;
     batched banks are one tensor with the experts first, others a list of tensors.
     """
 
     rows: int
     columns: int
-    metadata: Metadata
+    stored: Metadata
     weights: torch.Tensor | Sequence[torch.Tensor]
     groups: torch.Tensor | Sequence[torch.Tensor]
 
@@ -37,7 +37,7 @@ class Bank:
         if layout.group < 1 or rows % layout.group or rows % WORD_ROWS:
             raise BackendError(f"bank with K = {rows}: accepted are multiples of group {layout.group} and {WORD_ROWS}")
         words = tiles.tile_shape(rows, columns)
-        stored = group_metadata.metadata_shape(layout.metadata, rows // layout.group, columns)
+        groups = group_metadata.metadata_shape(layout.metadata, rows // layout.group, columns)
 
         def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | list[torch.Tensor]:
             if layout.batched:
@@ -45,7 +45,7 @@ class Bank:
             return [torch.empty(shape, dtype=dtype, device=device) for _ in range(experts)]
 
         dtype = group_metadata.DTYPES[layout.metadata]
-        return cls(rows, columns, layout.metadata, empty(words, torch.int32), empty(stored, dtype))
+        return cls(rows, columns, layout.metadata, empty(words, torch.int32), empty(groups, dtype))
 
     @property
     def nbytes(self) -> int:
@@ -54,15 +54,15 @@ class Bank:
     def fill(self, expert: int, codes: Codes) -> None:
         """Write one expert's matrix; dtypes and shapes were checked by `Banks.fill`."""
         self.weights[expert].copy_(tiles.pack(codes.codes))
-        self.groups[expert].copy_(group_metadata.encode(self.metadata, codes.scales, codes.zeros))
+        self.groups[expert].copy_(group_metadata.encode(self.stored, codes.scales, codes.zeros))
 
-    def scale_bias(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def metadata(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
         """FP16 scale and bias of one expert, each (K/g, N), the same bits from either metadata."""
-        return group_metadata.decode(self.metadata, self.groups[expert])
+        return group_metadata.decode(self.stored, self.groups[expert])
 
     def dequantise(self, expert: int) -> torch.Tensor:
         """FP16 weights (N, K) of one expert, a row for each column as it lies in the bank."""
-        return tiles.dequantise(self.weights[expert], *self.scale_bias(expert))
+        return tiles.dequantise(self.weights[expert], *self.metadata(expert))
 
 
 @dataclass(frozen=True, slots=True)

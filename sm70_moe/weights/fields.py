@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from sm70_moe.errors import CheckpointError
 
 JSON_NAMES = {bool: "true or false", int: "an integer", str: "a text", dict: "a table", list: "a list"}
+
+
+K = TypeVar("K")
 
 
 class Fields:
@@ -69,7 +72,7 @@ class Fields:
     def fault(self, name: str, value: object, accepted: str) -> CheckpointError:
         return CheckpointError(f"{self.file}: {self.path}{name} is {value!r}; accepted is {accepted}")
 
-    def _one(self, kind: type, names: tuple[str, ...]) -> Any:
+    def _one(self, kind: type[K], names: tuple[str, ...]) -> K | None:
         """The value that all given aliases agree on; None if none is given."""
         given = {name: value for name in names if (value := self._get(kind, name)) is not None}
         if len(set(given.values())) > 1:
@@ -79,8 +82,8 @@ class Fields:
             return self.behind._one(kind, names)
         return next(iter(given.values()), None)
 
-    def _get(self, kind: type, name: str) -> Any:
-        value = self.values.get(name)
+    def _get(self, kind: type[K], name: str) -> K | None:
+        value: K | None = self.values.get(name)
         # `type` and not `isinstance`: a bool is an int in Python, and is none here
         if value is not None and type(value) is not kind:
             raise self.fault(name, value, JSON_NAMES[kind])

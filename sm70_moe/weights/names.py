@@ -97,7 +97,7 @@ class Census:
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """"qweight", "scales", "weight", ...: what the matrices of experts consist of."""
+        """What the experts' matrices consist of: "qweight", "scales", "weight" and so on."""
         return frozenset(kind for _, _, kind in self.parts)
 
     def missing(self, kinds: tuple[str, ...], experts: int) -> tuple[str, ...]:

@@ -76,7 +76,8 @@ def expected(
     geometry: Geometry, quantization: Quantization, present: tuple[str, ...]
 ) -> Iterator[tuple[str, str, str, tuple[int, int]]]:
     """(matrix, kind, dtype, shape) of every tensor of one expert. Bits and group must be known."""
-    assert quantization.bits is not None and quantization.group is not None
+    assert quantization.bits is not None
+    assert quantization.group is not None
     for matrix in MATRICES:
         k, n = geometry.matrix(matrix)
         words = n * quantization.bits // WORD_BITS

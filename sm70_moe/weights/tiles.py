@@ -61,6 +61,6 @@ def dequantise(words: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> 
     subnormal in FP32.
     """
     groups, columns = scale.shape
-    weights = unpack(words, columns).to(torch.float32).unflatten(1, (groups, -1))
+    weights = unpack(words, columns).to(torch.float32).view(columns, groups, -1)
     weights.mul_(scale.t().float().unsqueeze(-1)).add_(bias.t().float().unsqueeze(-1))
     return weights.to(torch.float16).flatten(1)

@@ -18,7 +18,7 @@ Order = tuple[int, int, int, int, int, int, int, int]
 
 def unpack(words: torch.Tensor, order: Order) -> torch.Tensor:
     """INT32 (..., W) -> uint8 (..., 8 W) in 0..15."""
-    octets = words.contiguous().view(torch.uint8).unflatten(-1, (-1, VALUES // 2))
+    octets = words.contiguous().view(torch.uint8).view(*words.shape, VALUES // 2)
     values = torch.empty(*octets.shape[:-1], VALUES, dtype=torch.uint8, device=words.device)
     for value, nibble in enumerate(order):
         octet = octets[..., nibble // 2]

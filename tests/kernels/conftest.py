@@ -3,53 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 
 from sm70_moe.evidence.synthetic import SyntheticLayer
+from sm70_moe.kernels.legacy import LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
+from sm70_moe.weights.banks import Bank, Banks
 
-
-@dataclass
-class PlainBank:
-    """A bank that decodes with the reference's own decoder and counts what it decodes."""
-
-    layer: SyntheticLayer
-    names: tuple[str, ...]
-    interleaved: bool
-    decoded: list[int]
-
-    def dequantise(self, expert: int) -> torch.Tensor:
-        self.decoded.append(expert)
-        words, every, own = self.layer.words(expert), slice(None), self.layer.columns
-        if self.names == ("down",):
-            return torch.from_numpy(words.down.weights(own, every)).half().T.contiguous()
-        gate, up = (torch.from_numpy(m.weights(every, own)).half().T for m in (words.gate, words.up))
-        return torch.stack((gate, up), 1).flatten(0, 1) if self.interleaved else torch.cat((gate, up))
-
-
-@dataclass
-class PlainBanks:
-    shape: BankShape
-    layout: BankLayout
-    w13: PlainBank
-    w2: PlainBank
+MakeBanks = Callable[..., Banks]
 
 
 @pytest.fixture
-def banks_of() -> Callable[..., Any]:
-    """Makes banks of a layer without the package's bank code."""
+def banks_of() -> MakeBanks:
+    """Makes the banks of a layer."""
 
-    def make(layer: SyntheticLayer, interleaved: bool = False) -> PlainBanks:
-        decoded: list[int] = []
-        return PlainBanks(
-            BankShape(layer.experts, layer.hidden, layer.intermediate // layer.ranks),
-            BankLayout("tile32x8", Metadata.FOUR_BYTE, layer.group, interleaved, True),
-            PlainBank(layer, ("gate", "up"), interleaved, decoded),
-            PlainBank(layer, ("down",), interleaved, decoded),
-        )
+    def make(layer: SyntheticLayer, **choice: Any) -> Banks:
+        usual = {"metadata": Metadata.FOUR_BYTE, "group": layer.group, "interleaved": False, "batched": True}
+        shape = BankShape(layer.experts, layer.hidden, layer.intermediate // layer.ranks)
+        return LegacyBackend().prepare(layer, BankLayout("tile32x8", **{**usual, **choice}), shape, "cpu")
 
     return make
+
+
+@dataclass
+class CountingBank:
+    """A bank that notes which experts are decoded."""
+
+    bank: Bank
+    decoded: list[int] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.bank, name)
+
+    def dequantise(self, expert: int) -> torch.Tensor:
+        self.decoded.append(expert)
+        return self.bank.dequantise(expert)
+
+
+@pytest.fixture
+def counting() -> Callable[[Banks], Any]:
+    """Wraps banks so that `.w13.decoded` and `.w2.decoded` list the decoded experts."""
+
+    def wrap(banks: Banks) -> Any:
+        counted: Any = {"w13": CountingBank(banks.w13), "w2": CountingBank(banks.w2)}
+        return replace(banks, **counted)
+
+    return wrap

@@ -1,0 +1,26 @@
+"""`sm70-moe demo`: the main job from end to end, in a temporary folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import typer
+
+from sm70_moe.cli import explain, sample, verify
+
+
+def demo() -> None:
+    """Write a small checkpoint, explain it for a V100, run its routes on this CPU."""
+    with TemporaryDirectory(prefix="sm70-moe-") as folder:
+        checkpoint = Path(folder) / "checkpoint"
+        say(f"sample {checkpoint}")
+        sample.sample(checkpoint, layers=2)
+        say(f"explain {checkpoint} --tp 2 --capability 7.0")
+        explain.explain(checkpoint, tp=2, capability="7.0")
+        say(f"verify {checkpoint} --tp 2 --rank 1")
+        verify.verify(checkpoint, tp=2, rank=1)
+
+
+def say(command: str) -> None:
+    typer.secho(f"\n$ sm70-moe {command}", bold=True)

@@ -1,0 +1,113 @@
+"""`sm70-moe verify`: run every admitted route of a layer against the FP64 reference."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sm70_moe.cli.output import AsJson, console, print_json, table
+from sm70_moe.cli.ranks import check_ranks
+from sm70_moe.decision import Plain
+from sm70_moe.errors import CheckpointError, SettingsError
+
+if TYPE_CHECKING:
+    from sm70_moe.evidence.trial import Result
+
+LARGEST_CALL = 8192
+"""Tokens; what the longest warm-up of an engine sends at once."""
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder: config.json and safetensors.")],
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Tensor-parallel rank.")] = 0,
+    layer: Annotated[int | None, typer.Option("--layer", min=0, help="Layer number; default: the first.")] = None,
+    tokens: Annotated[str, typer.Option("--tokens", help="Token counts, separated by commas.")] = "1,2,8,9,128",
+    policy: Annotated[str | None, typer.Option("--policy", help="Policy name or file.")] = None,
+    device: Annotated[str, typer.Option("--device", help='Where to run: "cpu" or "cuda:0".')] = "cpu",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the inputs.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Load, admit, prepare and run a layer; exit 1 if any result leaves its bound."""
+    check_ranks(("--rank", rank, tp))
+    counts = token_counts(tokens)
+    results = run(folder, tp, rank, layer, counts, policy, device, seed)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if as_json:
+        records: list[Plain] = [result.record() for result in results]
+        print_json({"results": records, "peak_memory": peak, "ok": all(r.ok for r in results)})
+    else:
+        show(results, peak)
+    if not all(result.ok for result in results):
+        raise typer.Exit(1)
+
+
+def token_counts(text: str) -> tuple[int, ...]:
+    """ "1,2,8" as numbers; SettingsError on anything else."""
+    items = text.split(",")
+    if not all(item.isascii() and item.isdigit() and 1 <= int(item) <= LARGEST_CALL for item in items):
+        raise SettingsError(f"--tokens {text!r}: accepted are numbers from 1 to {LARGEST_CALL}, separated by commas")
+    return tuple(map(int, items))
+
+
+def run(
+    folder: Path,
+    tp: int,
+    rank: int,
+    layer: int | None,
+    counts: tuple[int, ...],
+    policy: str | None,
+    device: str,
+    seed: int,
+) -> list[Result]:
+    """All results, with a progress bar on standard error."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from sm70_moe.evidence.verification import calls, prepare, verify_layer
+    from sm70_moe.service import AdmissionService
+    from sm70_moe.weights.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(folder)
+    if not checkpoint.layers:
+        raise CheckpointError(f"{folder}: no mixture-of-experts layer")
+    chosen = checkpoint.layers[0] if layer is None else checkpoint.layer(layer)
+    facts = checkpoint.facts(chosen, tensor_parallel=tp, tensor_rank=rank, device=device)
+    with AdmissionService(policy=policy, rank=rank) as service:
+        moe = prepare(service, checkpoint, chosen, facts)
+        if moe is None:
+            reasons = service.admit(facts).decisions[-1].reasons
+            raise CheckpointError(f"{chosen.name}: no route can run it: {', '.join(r.name for r in reasons)}")
+        with Progress(console=Console(stderr=True)) as bar:
+            task = bar.add_task("judging routes", total=calls(moe.plan, counts))
+            results = []
+            for result in verify_layer(moe, checkpoint, chosen, counts, seed):
+                results.append(result)
+                bar.advance(task)
+    return results
+
+
+def show(results: list[Result], peak: int) -> None:
+    from sm70_moe.explanation import size_text
+
+    out = console()
+    grid = table("route", "backend", "tokens", "judged", "time", "W13", "W2", "sum", "finite", "repeatable", "verdict")
+    for r in results:
+        grid.add_row(
+            r.route,
+            r.backend,
+            str(r.tokens),
+            str(r.rows),
+            f"{r.seconds * 1e3:.2f} ms",
+            f"{r.w13:.3f}",
+            f"{r.w2:.3f}",
+            f"{r.out:.3f}",
+            "yes" if r.finite else "NO",
+            "yes" if r.repeatable else "NO",
+            "ok" if r.ok else "EXCEEDED",
+        )
+    out.print(grid)
+    out.print(f"W13, W2 and sum are maximum bound fractions (at most 1); peak memory {size_text(peak)}")

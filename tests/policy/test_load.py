@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm70_moe.errors import PolicyError
+from sm70_moe.policy import load_policy, parse_policy, policies_folder, shipped_policies
+
+FAULTY = """\
+schema = 1
+name = "Bad Name"
+revision = true
+sumary = "x"
+
+[contract]
+hidden = 2592
+intermediate = 160
+experts = 4
+top_k = 10
+weights = { bits = 8,  checkpoint_group = 32, prepared_group = 16 }
+
+[features.a]
+kind = "route"
+needs = [
+  "b",  # fine
+  "bb",
+]
+checks = ["geometry", "contrct"]
+native = 1
+doc = "x"
+
+[features.b]
+kind = "layot"
+natve = true
+
+[[route]]
+name = "a"
+feature = "a"
+backend = "qpm"
+tokens = [8, 2]
+
+[[route]]
+name = "legacy"
+backend = "legacy"
+call = { x = "float16", ids = "int32", weights = "float32", contiguous = true, alignment = 24 }
+
+[[evidence]]
+route = "nope"
+"""
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, "FILE")
+    return ["".join(problem.split(": ")[:2]) for problem in caught.value.problems]
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    """Faults of single keys and between parts come together, in the order of the file."""
+    assert problems_of(FAULTY) == [
+        "FILE:1summary",
+        "FILE:2name",
+        "FILE:3revision",
+        "FILE:4sumary",
+        "FILE:10contract.top_k",
+        "FILE:11contract.weights.bits",
+        "FILE:11contract.weights.prepared_group",
+        "FILE:17features.a.needs[1]",
+        "FILE:19features.a.checks[1]",
+        "FILE:20features.a.native",
+        "FILE:23features.b.doc",
+        "FILE:24features.b.kind",
+        "FILE:25features.b.natve",
+        "FILE:30route[0].backend",
+        "FILE:31route[0].tokens",
+        "FILE:36route[1].call.alignment",
+        "FILE:38evidence[0].claim",
+        "FILE:38evidence[0].source",
+        "FILE:38evidence[0].limits",
+        "FILE:39evidence[0].route",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("schema = 1\nname = \n", 2),
+        ('schema = 1\n\nname = "x\n', 3),
+        ("a = 1\na = 2\n", 2),
+        ("a = [1,\n", 2),
+        ("a = 1" + "0" * 5000, 1),
+        ("\ufeffa = 1\n", 1),
+    ],
+    ids=["no value", "open string", "twice", "end of file", "number too long", "byte order mark"],
+)
+def test_text_that_is_not_toml_names_its_line(text: str, line: int) -> None:
+    """A syntax error is one problem with file and line."""
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, "FILE")
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"FILE:{line}: not TOML")
+
+
+def test_endless_nesting_is_a_problem() -> None:
+    """Brackets beyond the parser's depth end in an error of ours."""
+    with pytest.raises(PolicyError, match=r"^FILE:"):
+        parse_policy("a = " + "[" * 100_000, "FILE")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "features = 3", "route = 'x'", "route = [1, 2]", "contract = []", "evidence = {}", "features = { a = 1 }"],
+)
+def test_documents_of_another_shape_are_refused(text: str) -> None:
+    """Values of a wrong kind at the top are problems, never a crash."""
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, "FILE")
+    assert any("schema: missing key" in problem for problem in caught.value.problems)
+
+
+def test_a_path_is_read_and_kept_as_origin(tmp_path: Path, base: str) -> None:
+    """Text and path objects are both accepted, and the policy remembers where it was read."""
+    path = tmp_path / "mine.toml"
+    path.write_text(base)
+    assert load_policy(path).origin == str(path)
+    assert load_policy(str(path)).name == "base"
+
+
+def test_a_name_with_a_separator_is_a_path(tmp_path: Path, base: str) -> None:
+    """A file needs no .toml at its end if the path has a separator."""
+    (tmp_path / "mine").write_text(base)
+    assert load_policy(f"{tmp_path}/mine").name == "base"
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    """The error names what was asked for, the shipped names, and the likely one first."""
+    with pytest.raises(PolicyError) as caught:
+        load_policy("gneric-awq")
+    (problem,) = caught.value.problems
+    assert "'gneric-awq'" in problem
+    assert 'accepted "generic-awq"' in problem
+    assert "qwen3.8-flash-next-awq-tp4" in problem
+
+
+@pytest.mark.parametrize("name", ["missing.toml", "folder.toml", "secret.toml", "nul\0.toml"])
+def test_an_unreadable_file_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing file, a folder, a file without permission and an impossible path are all problems."""
+    (tmp_path / "folder.toml").mkdir()
+    if name == "secret.toml":  # an administrator may read every file, so permission bits prove nothing
+
+        def deny(path: Path) -> bytes:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "read_bytes", deny)
+    with pytest.raises(PolicyError) as caught:
+        load_policy(tmp_path / name)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{tmp_path / name}: cannot be read")
+
+
+def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
+    """A byte that is not UTF-8 is named with its line."""
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b"schema = 1\nsummary = 'f\xfcr'\n")
+    with pytest.raises(PolicyError) as caught:
+        load_policy(path)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{path}:2: not UTF-8")
+    assert "0xfc" in problem
+
+
+def test_broken_shipped_files_are_all_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two broken files of the folder give the problems of both."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.toml").write_text("schema = ")
+    monkeypatch.setattr("sm70_moe.policy.load.policies_folder", lambda: tmp_path)
+    with pytest.raises(PolicyError) as caught:
+        shipped_policies()
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        str(tmp_path / "a.toml"),
+        str(tmp_path / "b.toml"),
+    ]
+
+
+def test_an_incomplete_installation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a policies folder the error says where it was looked for."""
+    monkeypatch.setattr("sm70_moe.policy.load.__file__", str(tmp_path / "sm70_moe" / "policy" / "load.py"))
+    with pytest.raises(PolicyError) as caught:
+        policies_folder()
+    assert str(tmp_path / "sm70_moe" / "policies") in caught.value.problems[0]
+
+
+def test_the_installed_folder_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside the package first, then beside it."""
+    inside, beside = tmp_path / "sm70_moe" / "policies", tmp_path / "policies"
+    monkeypatch.setattr("sm70_moe.policy.load.__file__", str(tmp_path / "sm70_moe" / "policy" / "load.py"))
+    for folder in (beside, inside):
+        folder.mkdir(parents=True)
+        (folder / "schema.json").write_text("{}")
+        assert policies_folder() == folder
+
+
+def test_loading_imports_neither_torch_nor_plug_ins() -> None:
+    """A policy whose backends are built in asks no registry."""
+    code = (
+        "import sys, sm70_moe.policy as p; p.shipped_policies(); "
+        "print([m for m in ('torch', 'numpy', 'sm70_moe.kernels.registry') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    assert done.stdout.strip() == "[]"

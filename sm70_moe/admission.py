@@ -50,6 +50,11 @@ class Admission:
         """Can any route run the layer?"""
         return self.layout is not None
 
+    @property
+    def last_resort(self) -> Decision:
+        """The decision over the last route, which says why a layer is unsupported."""
+        return self.decision(self.policy.routes[-1].name)
+
     def decision(self, feature: str) -> Decision:
         """The decision over a feature or an unflagged route; KeyError names one that is not there."""
         for decision in self.decisions:
@@ -117,6 +122,8 @@ class _Case:
         self.exclusion = settings.layer_exclusion(facts.index)
         self.layer = look_at(facts)
         self.device_finding, self.device = layer_device(facts, machine)
+        self.base = {finding.check: finding for finding in self.layer.base}
+        self.contract = contract_findings(policy.contract, self.layer, self.device)
         self.decisions: dict[str, Decision] = {}
 
     def feature(self, name: str) -> Decision:
@@ -136,9 +143,8 @@ class _Case:
 
     def against_contract(self, checks: tuple[Check, ...]) -> tuple[Finding, ...]:
         """The base findings, each replaced where the contract is stricter about the same thing."""
-        found = {f.check: f for f in self.layer.base}
-        found |= {f.check: f for f in contract_findings(self.policy.contract, checks, self.layer, self.device)}
-        return tuple(found.values())
+        stricter = (self.contract[check] for check in checks if check in self.contract)
+        return tuple({**self.base, **{finding.check: finding for finding in stricter}}.values())
 
     def to_run(self, name: str, feature: Feature) -> tuple[Finding, ...]:
         """What the machine must have for this feature."""

@@ -118,7 +118,7 @@ class AdmissionService:
         plan = self.admit(facts)
         admission, shape = plan.admission, bank_shape(plan.admission)
         if plan.layout is None or shape is None:
-            raise refusal(admission, admission.decisions[-1:])
+            raise refusal(admission, [admission.last_resort])
         backends = {r.backend: backend(admission, r.backend) for r in plan.routes}
         banks = backends[plan.routes[-1].backend].prepare(weights, plan.layout, shape, device or facts.device or "cpu")
         return MoELayer(plan, banks, backends)

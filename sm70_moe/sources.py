@@ -114,4 +114,6 @@ class VariableSource(PydanticBaseSettingsSource):
         return self.chosen.get(field_name), field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        return dict(self.chosen)
+        fields = self.settings_cls.model_fields.items()
+        values = {name: self.get_field_value(field, name)[0] for name, field in fields}
+        return {name: variable for name, variable in values.items() if variable is not None}

@@ -265,7 +265,7 @@ def test_resident_tokens(override: int, sequences: int | None, width: int | None
     assert resident_tokens(override, facts) == tokens
 
 
-MODELS = list(csv.DictReader((Path(__file__).parent / "data" / "models.csv").open()))
+MODELS = list(csv.DictReader((Path(__file__).parent / "data" / "models.csv").read_text().splitlines()))
 
 
 @pytest.mark.parametrize("row", MODELS, ids=lambda r: f"{r['name']}-g{r['g']}-tp{r['tp']}")

@@ -13,7 +13,7 @@ from sm70_moe.decision import Finding, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import Grouping, group_layer, source_group
 
-ROWS = list(csv.DictReader((Path(__file__).parent / "data" / "models.csv").open()))
+ROWS = list(csv.DictReader((Path(__file__).parent / "data" / "models.csv").read_text().splitlines()))
 
 
 def facts(hidden: int, intermediate: int, group: int, ranks: int) -> LayerFacts:

@@ -35,13 +35,14 @@ NAMES = {check: check.value.replace("_", " ") for check in Check} | {
 _QUANTISED = {Check.BITS, Check.ZERO_POINT, Check.CHECKPOINT_GROUP}
 
 
-def contract_findings(
-    contract: Contract, checks: tuple[Check, ...], layer: Layer, device: Device | None
-) -> tuple[Finding, ...]:
-    """Findings for the checks that the contract has a value for; None in a contract means any."""
+def contract_findings(contract: Contract, layer: Layer, device: Device | None) -> dict[Check, Finding]:
+    """A finding for each check that the contract has a value for; None in a contract means any.
+
+    What the base findings of the layer have settled already is not looked at again.
+    """
     settled = {f.check for f in layer.base if f.status is not Status.PASS}
-    found = (contract_finding(contract, check, layer, device) for check in checks if NAMES[check] not in settled)
-    return tuple(finding for finding in found if finding is not None)
+    found = {check: contract_finding(contract, check, layer, device) for check in Check if NAMES[check] not in settled}
+    return {check: finding for check, finding in found.items() if finding is not None}
 
 
 def contract_finding(contract: Contract, check: Check, layer: Layer, device: Device | None) -> Finding | None:

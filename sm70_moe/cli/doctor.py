@@ -10,7 +10,7 @@ import typer
 from sm70_moe import __version__
 from sm70_moe.admission import admit
 from sm70_moe.cli.output import AsJson, console, print_json, table
-from sm70_moe.decision import Plain
+from sm70_moe.decision import Plain, Status
 from sm70_moe.exemplar import contract_facts
 from sm70_moe.explanation import obstacle_text, reason_name
 from sm70_moe.kernels import Broken
@@ -39,7 +39,7 @@ def doctor(
         "settings": setting_facts(settings),
         "notices": [notice.text for notice in settings.notices(policies)],
         "policies": [{"name": p.name, "revision": p.revision, "digest": p.digest, "file": p.origin} for p in policies],
-        "require": [row for p in policies for row in obstacles(p, settings, machine)],
+        "require": obstacles(policies, settings, machine),
         "volta": [
             {"torch": c.torch, "cuda": c.cuda, "sm_70": "yes" if c.volta else "no", "note": c.note}
             for c in COMBINATIONS
@@ -105,16 +105,24 @@ def setting_facts(settings: Settings) -> Plain:
     ]
 
 
-def obstacles(policy: Policy, settings: Settings, machine: Machine) -> list[Plain]:
-    """For each flag of a policy: what would stop `1` for a layer just as the contract has it."""
+def obstacles(policies: tuple[Policy, ...], settings: Settings, machine: Machine) -> list[Plain]:
+    """For each flag: what would stop `1` for a layer just as the contract has it; alike policies together."""
     device = machine.devices[0].name
-    rows: list[Plain] = []
-    for feature in policy.features:
-        required = settings.model_copy(update={"flag_arguments": ((feature, "1"),)})
-        decision = admit(policy, required, contract_facts(policy, device=device), machine).decision(feature)
-        found = [f"{f.check}: {obstacle_text(f)} {reason_name(f)}" for f in decision.obstacles]
-        rows.append({"policy": policy.name, "flag": feature, "outcome": decision.outcome.value, "stopped_by": found})
-    return rows
+    found: dict[tuple[str, str, tuple[str, ...]], list[Plain]] = {}
+    for policy in policies:
+        for feature in policy.features:
+            required = settings.model_copy(update={"flag_arguments": ((feature, "1"),)})
+            decision = admit(policy, required, contract_facts(policy, device=device), machine).decision(feature)
+            stopped = tuple(
+                f"{f.check}: {obstacle_text(f)} {reason_name(f)}"
+                for f in decision.obstacles
+                if f.status is not Status.SKIPPED
+            )
+            found.setdefault((feature, decision.outcome.value, stopped), []).append(policy.name)
+    return [
+        {"flag": flag, "outcome": outcome, "stopped_by": stopped, "policies": names}
+        for (flag, outcome, stopped), names in found.items()
+    ]
 
 
 TITLES = {

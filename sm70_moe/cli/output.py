@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from typing import Annotated
 
+import structlog
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -33,3 +36,15 @@ def table(*columns: str, title: str | None = None) -> Table:
     for column in columns:
         made.add_column(column, overflow="fold")
     return made
+
+
+def events_to_stderr() -> None:
+    """Show warnings and errors of the journal on standard error.
+
+    The package never configures structlog; a command line is a host, and hosts do.
+    """
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )

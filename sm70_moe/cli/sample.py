@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict, cast
 
 import typer
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from sm70_moe.errors import PolicyError
 
-SMALL = {"hidden": 256, "intermediate": 128, "experts": 16, "top_k": 4, "group": 32}
-"""Small enough for a laptop, large enough for every layout and for four ranks."""
+
+class Sizes(TypedDict):
+    """What a sample is written in; `intermediate` is that of all ranks."""
+
+    hidden: int
+    intermediate: int
+    experts: int
+    top_k: int
+    group: int
+
+
+SMALL: Sizes = {"hidden": 256, "intermediate": 128, "experts": 16, "top_k": 4, "group": 32}
+"""Small enough for a laptop; the geometry of the policy sample-awq-tp2."""
 
 
 def sample(
@@ -27,7 +38,7 @@ def sample(
     typer.echo(f"wrote {layers} layer{'s' if layers != 1 else ''} to {folder}")
 
 
-def geometry(policy: str | None) -> dict[str, int]:
+def geometry(policy: str | None) -> Sizes:
     """The sizes to write: a policy's contract before tensor parallelism, or small ones."""
     if policy is None:
         return SMALL
@@ -44,10 +55,10 @@ def geometry(policy: str | None) -> dict[str, int]:
     missing = [name for name, size in sizes.items() if size is None]
     if missing:
         raise PolicyError([f"{policy}: its contract leaves {', '.join(missing)} open; a sample needs a geometry"])
-    return {name: size for name, size in sizes.items() if size is not None}
+    return cast("Sizes", sizes)
 
 
-def write(folder: Path, sizes: dict[str, int], layers: int, seed: int) -> None:
+def write(folder: Path, sizes: Sizes, layers: int, seed: int) -> None:
     """Write with a progress bar on standard error."""
     from rich.console import Console
 

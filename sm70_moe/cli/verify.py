@@ -12,6 +12,7 @@ from sm70_moe.cli.output import AsJson, console, print_json, table
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain
 from sm70_moe.errors import CheckpointError, SettingsError
+from sm70_moe.explanation import obstacle_text, reason_name
 
 if TYPE_CHECKING:
     from sm70_moe.evidence.trial import Result
@@ -79,8 +80,9 @@ def run(
     with AdmissionService(policy=policy, rank=rank) as service:
         moe = prepare(service, checkpoint, chosen, facts)
         if moe is None:
-            reasons = service.admit(facts).decisions[-1].reasons
-            raise CheckpointError(f"{chosen.name}: no route can run it: {', '.join(r.name for r in reasons)}")
+            stopped = service.admit(facts).admission.last_resort.obstacles
+            texts = "; ".join(f"{f.check}: {obstacle_text(f)} {reason_name(f)}" for f in stopped)
+            raise CheckpointError(f"{chosen.name}: no route can run it: {texts}")
         with Progress(console=Console(stderr=True)) as bar:
             task = bar.add_task("judging routes", total=calls(moe.plan, counts))
             results = []

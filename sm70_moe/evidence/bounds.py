@@ -68,7 +68,7 @@ class Judgement:
     @property
     def ok(self) -> bool:
         """No bound is exceeded."""
-        return max(self.w13, self.w2, self.out) <= 1.0
+        return all(value <= 1.0 for value in (self.w13, self.w2, self.out))
 
 
 def judge(

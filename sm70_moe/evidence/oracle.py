@@ -6,6 +6,8 @@ the reference itself, and a rank's share is cut out after decoding.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +17,7 @@ from sm70_moe.kernels.reference import AwqExpert, AwqMatrix, Reference
 from sm70_moe.weights.checkpoint import Checkpoint, CheckpointLayer
 from sm70_moe.weights.headers import TensorEntry
 
-DTYPES = {"I32": np.dtype("<i4"), "F16": np.dtype("<f2")}
+DTYPES: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4"), "F16": np.dtype("<f2")}
 SYMMETRIC_ZERO_WORD = np.int32(-0x77777778)
 """Eight zeros of 8, 0x88888888: what a file without zeros means."""
 
@@ -42,7 +44,7 @@ def reference_of(checkpoint: Checkpoint, layer: CheckpointLayer, facts: LayerFac
 
 def matrix(checkpoint: Checkpoint, layer: CheckpointLayer, expert: int, name: str) -> AwqMatrix:
     """One whole AWQ matrix."""
-    found: dict[str, NDArray[np.generic]] = {}
+    found: dict[str, NDArray[Any]] = {}
     for kind in ("qweight", "qzeros", "scales"):
         entry = layer.entry(expert, name, kind)
         if entry is not None:
@@ -54,12 +56,12 @@ def matrix(checkpoint: Checkpoint, layer: CheckpointLayer, expert: int, name: st
     return AwqMatrix(qweight, zeros, scales, qweight.shape[0] // scales.shape[0])
 
 
-def array(checkpoint: Checkpoint, entry: TensorEntry) -> NDArray[np.generic]:
+def array(checkpoint: Checkpoint, entry: TensorEntry) -> NDArray[Any]:
     """One whole tensor, read into memory of its own."""
     path, start = checkpoint.headers.place(entry)
     dtype = DTYPES[entry.dtype]
     count = (entry.end - entry.start) // dtype.itemsize
-    values = np.fromfile(path, dtype, count, offset=start)
+    values: NDArray[Any] = np.fromfile(path, dtype, count, offset=start)
     if values.size != count:
         raise CheckpointError(f"{path}: {values.size} of {count} elements; changed since its header was read")
     return values.reshape(entry.shape)

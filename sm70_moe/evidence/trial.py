@@ -96,7 +96,8 @@ class Result:
     @property
     def ok(self) -> bool:
         """Bounds kept, everything finite, bits repeated."""
-        return max(self.w13, self.w2, self.out) <= 1.0 and self.finite and self.repeatable
+        bounds = all(value <= 1.0 for value in (self.w13, self.w2, self.out))
+        return bounds and self.finite and self.repeatable
 
     def record(self) -> dict[str, Plain]:
         """Plain JSON types; a fraction that is infinite is None, which JSON can write."""

@@ -56,12 +56,15 @@ class AwqMatrix:
 
 
 def nibbles(words: Array, columns: slice) -> Floats:
-    """Eight logical columns of each word (rows, N/8) in their order, then those of `columns`."""
-    unsigned = np.ascontiguousarray(words).astype(np.int64) & 0xFFFFFFFF
-    unpacked = np.empty((words.shape[0], words.shape[1], 8))
+    """The numbers in `columns` of N, of words (rows, N/8) that hold eight logical columns each."""
+    start, stop, _ = columns.indices(8 * words.shape[1])
+    first = start // 8
+    # as unsigned words, so that shifting a word with its sign bit set brings in no ones
+    part = np.ascontiguousarray(words[:, first : -(-stop // 8)]).view(np.uint32)
+    unpacked = np.empty((*part.shape, 8), np.uint8)
     for column, nibble in enumerate(NIBBLE_OF_COLUMN):
-        unpacked[:, :, column] = (unsigned >> (4 * nibble)) & 15
-    return unpacked.reshape(words.shape[0], -1)[:, columns]
+        unpacked[:, :, column] = (part >> np.uint32(4 * nibble)) & np.uint32(15)
+    return widen(unpacked.reshape(len(part), -1)[:, start - 8 * first : stop - 8 * first])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +137,7 @@ class Reference:
 class _Run:
     """One call in progress."""
 
-    def __init__(
-        self, layer: Reference, x: Floats, ids: Array, kind: Format, intermediate: Array | None
-    ) -> None:
+    def __init__(self, layer: Reference, x: Floats, ids: Array, kind: Format, intermediate: Array | None) -> None:
         self.layer, self.x, self.ids, self.format, self.given = layer, x, ids, kind, intermediate
         self.valid = (ids >= 0) & (ids < layer.experts)
         self.middle: dict[str, Floats] = {}

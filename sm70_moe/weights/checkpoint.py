@@ -186,7 +186,8 @@ class Checkpoint:
 def _layer(name: str, tails: Tails, census: Census, config: ModelConfig) -> CheckpointLayer:
     quantization, notes = _quantization(name, census, config)
     experts = max((*census.experts, -1)) + 1
-    needed = max(experts, config.experts or 0) if census.scheme else 0
+    # one number more than there are experts is sure to show a gap, and a silly number costs nothing
+    needed = min(max(experts, config.experts or 0), len(census.experts) + 1) if census.scheme else 0
     missing = census.missing(kinds(quantization, census.kinds), needed)
     return CheckpointLayer(
         name=name,

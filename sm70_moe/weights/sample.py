@@ -115,9 +115,10 @@ class Tensor:
         if self.dtype == "I32":
             words: NDArray[np.int32] = rng.integers(0, 2**32, self.shape, dtype=np.uint32).view(np.int32)
             return words
-        if self.depth is None:
-            return (rng.standard_normal(self.shape) / self.shape[1] ** 0.5).astype(np.float16)
-        return _scales(rng, self.shape, self.depth)
+        if self.depth is not None:
+            return _scales(rng, self.shape, self.depth)
+        weights: NDArray[np.float64] = rng.standard_normal(self.shape) / self.shape[1] ** 0.5
+        return weights.astype(np.float16)
 
 
 def _scales(rng: np.random.Generator, shape: tuple[int, int], depth: int) -> NDArray[np.float16]:

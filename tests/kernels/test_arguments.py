@@ -45,9 +45,7 @@ def arguments(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
         ("intermediate", torch.empty(4, 2, 32).bfloat16(), "bfloat16"),
     ],
 )
-def test_misfit_is_refused_by_name(
-    banks_of: Callable[..., Banks], name: str, tensor: torch.Tensor, found: str
-) -> None:
+def test_misfit_is_refused_by_name(banks_of: Callable[..., Banks], name: str, tensor: torch.Tensor, found: str) -> None:
     """A wrong shape, dtype or device is refused with the argument and what was found."""
     with pytest.raises(BackendError) as refused:
         LegacyBackend().run(banks_of(LAYER), **arguments(**{name: tensor}))

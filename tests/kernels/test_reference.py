@@ -53,9 +53,7 @@ def test_ranks_add_up_to_the_whole() -> None:
     x, ids = np.random.default_rng(0).normal(size=(2, 80)), np.array([[0, 2], [1, -1]])
     weights = np.ones((2, 2))
     alone = whole.reference.answer(x, ids, weights, "float32")
-    parts = [
-        Reference(whole.words, 3, slice(40 * r, 40 * r + 40)).answer(x, ids, weights, "float32") for r in range(4)
-    ]
+    parts = [Reference(whole.words, 3, slice(40 * r, 40 * r + 40)).answer(x, ids, weights, "float32") for r in range(4)]
     assert np.allclose(sum(p.slots for p in parts), alone.slots, rtol=1e-12, atol=1e-12)
     assert np.array_equal(np.concatenate([p.gate for p in parts], axis=2), alone.gate)
 
@@ -101,3 +99,10 @@ def test_no_valid_slot() -> None:
 
     answer = Reference(never, 4).answer(np.full((2, 8), np.nan), np.full((2, 3), -1), np.ones((2, 3)), "float16")  # type: ignore[arg-type]  # reads nothing
     assert answer.out.tolist() == np.zeros((2, 8)).tolist()
+
+
+@pytest.mark.parametrize("columns", [slice(0, 24), slice(3, 4), slice(8, 16), slice(5, 19), slice(None)])
+def test_columns_need_not_fill_words(columns: slice) -> None:
+    """Any range of columns is cut out of the words that hold it."""
+    values = np.random.default_rng(0).integers(0, 16, (5, 24), np.uint8)
+    assert np.array_equal(nibbles(pack(values), columns), values[:, columns])

@@ -121,11 +121,11 @@ def test_raising_constructor_and_property() -> None:
 def test_error_that_cannot_be_printed() -> None:
     """An error whose text raises is named by its type."""
 
-    class Unprintable(Exception):
+    class UnprintableError(Exception):
         def __str__(self) -> str:
             raise ValueError
 
-    assert "Unprintable" in broken(Point("bad", Unprintable())).error
+    assert "UnprintableError" in broken(Point("bad", UnprintableError())).error
 
 
 @pytest.mark.parametrize("member", sorted(MEMBERS))

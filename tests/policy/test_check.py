@@ -27,8 +27,14 @@ def routes(text: str) -> Edit:
 
 
 COVERAGE = {
-    "conditional tokens": ([(LAST, LAST + "tokens = { from = 9 }\n")], [("route", "1 tokens"), ("route", "2-8 tokens")]),
-    "gap": ([(LAST, LAST + "tokens = { from = 12 }\n")], [("route", "1 tokens"), ("route", "9-11 tokens"), ("route", "2-8 tokens")]),
+    "conditional tokens": (
+        [(LAST, LAST + "tokens = { from = 9 }\n")],
+        [("route", "1 tokens"), ("route", "2-8 tokens")],
+    ),
+    "gap": (
+        [(LAST, LAST + "tokens = { from = 12 }\n")],
+        [("route", "1 tokens"), ("route", "9-11 tokens"), ("route", "2-8 tokens")],
+    ),
     "last has a flag": (
         [(LAST, LAST + 'feature = "fast"\n')],
         [("route", "1 and more tokens"), ("route[1]", "feature")],
@@ -56,12 +62,16 @@ COVERAGE = {
         [("route[2]", "a, b")],
     ),
     "duplicate": (
-        [routes('[[route]]\nname = "again"\nfeature = "fast"\nbackend = "qpn"\ntokens = 8\n'
-                'call = { x = "float16", ids = "int32", weights = "float32", ' + CALL + "\n")],
+        [
+            routes(
+                '[[route]]\nname = "again"\nfeature = "fast"\nbackend = "qpn"\ntokens = 8\n'
+                'call = { x = "float16", ids = "int32", weights = "float32", ' + CALL + "\n"
+            )
+        ],
         [("route[1].tokens", "2-8")],
     ),
     "another bank order": ([(LAST, LAST + 'order = "rows"\n')], [("route[1].order", '"tile32x8"')]),
-}  # fmt: skip
+}
 
 RELATIONS = {
     "unknown need": ([('["banks"]', '["bnks"]')], [("features.fast.needs[0]", 'accepted "banks"')]),
@@ -83,8 +93,10 @@ RELATIONS = {
         [("features.fast", "route"), ("route[0].name", '"fast"'), ("route[0].feature", 'accepted "fast"')],
     ),
     "route named like a feature": ([('"legacy"\nbackend', '"banks"\nbackend')], [("route[1].name", '"banks"')]),
-    "two routes of one name": ([routes('[[route]]\nname = "legacy"\nbackend = "legacy"\ntokens = 1\n')],
-                               [("route[2].name", '"legacy"')]),
+    "two routes of one name": (
+        [routes('[[route]]\nname = "legacy"\nbackend = "legacy"\ntokens = 1\n')],
+        [("route[2].name", '"legacy"')],
+    ),
     "one variable twice": (
         [('doc = "Banks."', 'doc = "Banks."\nenv = ["FAST"]')],
         [("features.fast.env[0]", "banks")],
@@ -101,7 +113,7 @@ RELATIONS = {
         [("features.fast.metadata", "layout")],
     ),
     "batches of a route": ([('doc = "Fast."', 'doc = "Fast."\nbatches = true')], [("features.fast.batches", "layout")]),
-}  # fmt: skip
+}
 
 GEOMETRY = {
     "hidden not in tiles": (
@@ -109,8 +121,11 @@ GEOMETRY = {
         [("contract.hidden", "272 % 32 = 16")],
     ),
     "intermediate not in tiles": (
-        [("intermediate = 64", "intermediate = 40"), ("checkpoint_group = 128, prepared_group = 32", "bits = 4"),
-         ("bits = 4, bits", "bits")],
+        [
+            ("intermediate = 64", "intermediate = 40"),
+            ("checkpoint_group = 128, prepared_group = 32", "bits = 4"),
+            ("bits = 4, bits", "bits"),
+        ],
         [("contract.intermediate", "40 % 16 = 8")],
     ),
     "checkpoint group against hidden": ([("hidden = 256", "hidden = 320")], [("contract.hidden", "320 % 128 = 64")]),
@@ -123,10 +138,16 @@ GEOMETRY = {
         [("contract.intermediate", "64 % 128 = 64")],
     ),
     "prepared group against hidden": (
-        [("checkpoint_group = 128, prepared_group = 32", "prepared_group = 192"), ("intermediate = 64", "intermediate = 192")],
+        [
+            ("checkpoint_group = 128, prepared_group = 32", "prepared_group = 192"),
+            ("intermediate = 64", "intermediate = 192"),
+        ],
         [("contract.hidden", "256 % 192 = 64")],
     ),
-    "prepared group too fine": ([("prepared_group = 32", "prepared_group = 16")], [("contract.weights.prepared_group", "32")]),
+    "prepared group too fine": (
+        [("prepared_group = 32", "prepared_group = 16")],
+        [("contract.weights.prepared_group", "32")],
+    ),
     "prepared group no divisor": (
         [("checkpoint_group = 128, prepared_group = 32", "checkpoint_group = 32, prepared_group = 64")],
         [("contract.weights.prepared_group", "32")],
@@ -145,7 +166,7 @@ GEOMETRY = {
         [shape("x_shape = [2, 256], ids_shape = [3, 2]")],
         [("route[0].call.ids_shape[0]", "2 tokens")],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sm70_moe.errors import PolicyError
-from sm70_moe.policy import load_policy, parse_policy, policies_folder, shipped_policies
+from sm70_moe.policy import load_policies, load_policy, parse_policy, policies_folder, shipped_policies
+from sm70_moe.policy.check import check
 
 FAULTY = """\
 schema = 1
@@ -120,6 +125,54 @@ def test_documents_of_another_shape_are_refused(text: str) -> None:
     with pytest.raises(PolicyError) as caught:
         parse_policy(text, "FILE")
     assert any("schema: missing key" in problem for problem in caught.value.problems)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 300) | st.floats() | st.text('ab_\n."', max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "from", "x"]), inner),
+    max_leaves=4,
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of everything in a document."""
+    pairs = (
+        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    )
+    return [(value, key) for key, _ in pairs] + [place for _, item in pairs for place in places(item)]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_value_anywhere_breaks_the_check(base: str, data: st.DataObject) -> None:
+    """Whatever stands at one or two keys, the answer is a policy or a list of faults that can be printed."""
+    document = tomllib.loads(base)
+    for _ in range(data.draw(st.integers(1, 2))):
+        container, key = data.draw(st.sampled_from(places(document)))
+        container[key] = data.draw(anything)
+    policy, faults = check(document, "FILE", None)
+    assert (policy is not None) or faults
+    assert all(fault.text for fault in faults)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_cut_in_the_text_breaks_loading(base: str, data: st.DataObject) -> None:
+    """A file with a piece missing loads, or ends in problems that all name the file."""
+    start = data.draw(st.integers(0, len(base)))
+    text = base[:start] + base[start + data.draw(st.integers(1, 60)) :]
+    problems: tuple[str, ...] = ()
+    try:
+        parse_policy(text, "FILE")
+    except PolicyError as error:
+        problems = error.problems or ("none",)
+    assert all(problem.startswith("FILE:") for problem in problems)
+
+
+def test_one_named_policy_or_all_shipped_ones() -> None:
+    """What settings and commands load."""
+    assert [policy.name for policy in load_policies("generic-awq")] == ["generic-awq"]
+    assert load_policies(None) == shipped_policies()
 
 
 def test_a_path_is_read_and_kept_as_origin(tmp_path: Path, base: str) -> None:

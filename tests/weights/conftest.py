@@ -35,7 +35,7 @@ def good(tmp_path: Path) -> Path:
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
     """The same in several files with an index."""
-    write_sample(tmp_path / "sharded", **SIZES, shard_bytes=20_000)
+    write_sample(tmp_path / "sharded", **SIZES, shard_bytes=8_000)
     return tmp_path / "sharded"
 
 

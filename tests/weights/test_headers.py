@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from sm70_moe.errors import CheckpointError
 from sm70_moe.weights.headers import INDEX, SINGLE, read_headers
@@ -38,8 +40,6 @@ def test_one_file_gives_dtype_shape_and_place(tiny: Path) -> None:
 
 def test_the_librarys_own_reader_sees_the_same(sharded: Path) -> None:
     """Names, dtypes and shapes agree with the safetensors library, over several shards."""
-    from safetensors import safe_open
-
     headers = read_headers(sharded)
     assert len(headers.shards) > 2
     for file, entries in headers.shards.items():
@@ -224,8 +224,6 @@ def test_a_folder_without_tensors_says_what_is_accepted(tmp_path: Path) -> None:
 
 def test_nothing_of_the_header_path_imports_torch_or_numpy(tiny: Path) -> None:
     """Explaining a checkpoint works where torch is not installed."""
-    import subprocess
-
     program = (
         "import sys; from sm70_moe.weights.checkpoint import Checkpoint; import sm70_moe.weights.shard;"
         f"c = Checkpoint.open({str(tiny)!r}); [c.check(layer) for layer in c.layers];"

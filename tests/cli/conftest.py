@@ -1,0 +1,51 @@
+"""Runs commands in this process, as the console script would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import structlog
+
+from sm70_moe.cli.app import main
+
+TINY = Path(__file__).parents[1] / "data" / "tiny-qwen3-moe-awq"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """command("explain", folder, "--tp", 2) -> Ended."""
+
+    def run(*arguments: object) -> Ended:
+        monkeypatch.setattr("sys.argv", ["sm70-moe", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        structlog.reset_defaults()
+        out, err = capsys.readouterr()
+        return Ended(end.value.code or 0, out, err)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of whoever runs the tests do not count here."""
+    import os
+
+    for name in os.environ:
+        if name.startswith(("SM70_MOE_", "VLLM_SM70_")):
+            monkeypatch.delenv(name)

@@ -29,6 +29,7 @@ def test_verify_prints_a_table(command) -> None:
     ended = command("verify", TINY, "--tokens", "1,2")
     lines = [line.split() for line in ended.out.splitlines()]
     assert [line[:3] for line in lines if line[-1:] == ["ok"]] == [
+        ["legacy_single_token", "legacy", "1"],
         ["legacy", "legacy", "1"],
         ["legacy", "legacy", "2"],
     ]

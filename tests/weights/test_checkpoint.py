@@ -86,28 +86,6 @@ def test_layers_are_found_by_name_and_index(tiny: Path) -> None:
     assert LAYER in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "prefix", ["model.layers.4.mlp", "model.language_model.layers.4.mlp", "model.layers.4.block_sparse_moe"]
-)
-@pytest.mark.parametrize("matrices", [("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")])
-def test_naming_schemes(alter: Alter, prefix: str, matrices: tuple[str, str, str]) -> None:
-    """Both sets of matrix names, under any path."""
-
-    def rename(arrays: dict[str, Any]) -> None:
-        for name in list(arrays):
-            new = name.replace("model.layers.0.mlp", prefix)
-            for old, matrix in zip(("gate_proj", "up_proj", "down_proj"), matrices, strict=True):
-                new = new.replace(old, matrix)
-            arrays[new] = arrays.pop(name)
-
-    checkpoint = Checkpoint.open(alter(rename))
-    (layer,) = checkpoint.layers
-    assert (layer.name, layer.index, layer.experts) == (f"{prefix}.experts", 4, 3)
-    assert layer.scheme is not None
-    assert layer.scheme.matrices == matrices
-    assert checkpoint.check(layer).intermediate == 96
-
-
 def test_bits_8_is_a_fact_and_no_reason_to_stop(alter: Alter) -> None:
     """Admission refuses 8 bits with a reason; only reading the weights is an error here."""
     folder = alter(quantization={"bits": 8})

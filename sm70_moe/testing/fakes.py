@@ -1,7 +1,6 @@
-"""Fakes for the tests of those who embed this package, and for its own.
+"""Fakes: a machine with the devices and the native build that a test needs.
 
-A fake machine has the devices and the native build that a test needs; a fake native backend keeps
-the protocol and computes with the portable arithmetic. None of this is imported by the package.
+A fake native backend keeps the protocol and computes with the portable arithmetic.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from sm70_moe.decision import Finding
-from sm70_moe.exemplar import contract_facts
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels import Backend, Broken, registry
 from sm70_moe.layout import BankLayout, BankShape
@@ -24,16 +22,6 @@ if TYPE_CHECKING:
 
     from sm70_moe.weights.banks import Banks
     from sm70_moe.weights.codes import WeightSource
-
-__all__ = [
-    "NATIVE",
-    "FakeNative",
-    "contract_facts",
-    "fake_backends",
-    "fake_build",
-    "fake_machine",
-    "settings",
-]
 
 BuildState = Literal["missing", "fake", "stale"]
 NATIVE = ("qpn", "grouped", "indexed")

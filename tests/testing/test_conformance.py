@@ -1,0 +1,53 @@
+"""The conformance kit passes what is right and names what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sm70_moe.kernels.legacy import LegacyBackend
+from sm70_moe.testing import fake_backends
+from sm70_moe.testing.conformance import check_backend
+
+
+def test_legacy_conforms() -> None:
+    """The backend that is always there keeps every clause, on every layout."""
+    assert check_backend(LegacyBackend()) == []
+
+
+def test_fakes_conform() -> None:
+    """The fakes of the native backends are good enough to stand in for them."""
+    assert check_backend(fake_backends()["qpn"], tokens=(1,)) == []
+
+
+@dataclass(frozen=True)
+class Wrong(LegacyBackend):
+    """`legacy` with one planted fault."""
+
+    fault: str = ""
+
+    def run(self, banks, x, ids, weights, out, intermediate=None) -> None:
+        if self.fault == "last expert" and (ids < 0).any():
+            ids = torch.where(ids < 0, banks.shape.experts - 1, ids)
+            weights = weights.nan_to_num(1.0)
+        if self.fault == "overlap" and out is x:
+            return
+        super().run(banks, x, ids, weights, out, intermediate)
+        if self.fault == "spreads" and not bool(torch.isfinite(out).all()):
+            out.fill_(torch.nan)
+        if self.fault == "scale":
+            out.mul_(1.002)
+
+
+def clauses(fault: str, tokens: int = 2) -> set[str]:
+    return {line.split(": ", 1)[1] for line in check_backend(Wrong(fault=fault), tokens=(tokens,))}
+
+
+def test_planted_faults_are_named() -> None:
+    """Each fault breaks its own clause."""
+    assert "invalid ids contribute nothing" in clauses("last expert")
+    assert "all ids invalid gives exactly zero" in clauses("last expert")
+    assert clauses("overlap") == {"an output over an input is refused"}
+    assert clauses("spreads") == {"an infinite row stays one row"}
+    assert "bounds, finite values and equal bits on repeat" in clauses("scale")

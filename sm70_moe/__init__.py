@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sm70_moe.facts import CallFacts, LayerFacts, TensorFacts
     from sm70_moe.flags import FlagState
     from sm70_moe.layer import MoELayer
+    from sm70_moe.machine import Machine, probe
     from sm70_moe.plan import Plan, compare_plans
     from sm70_moe.policy import Policy, load_policy
-    from sm70_moe.probe import Machine, probe
     from sm70_moe.service import AdmissionService
     from sm70_moe.settings import Settings
 
@@ -45,7 +45,7 @@ _HOMES = {
     "Finding": "decision",
     "FlagState": "flags",
     "LayerFacts": "facts",
-    "Machine": "probe",
+    "Machine": "machine",
     "MoELayer": "layer",
     "Outcome": "decision",
     "Plan": "plan",
@@ -61,7 +61,7 @@ _HOMES = {
     "admit": "admission",
     "compare_plans": "plan",
     "load_policy": "policy",
-    "probe": "probe",
+    "probe": "machine",
 }
 
 __all__ = [

@@ -17,8 +17,8 @@ from sm70_moe.decision import Decision, Finding, Outcome, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.flags import FlagState, FlagValue
 from sm70_moe.layout import BankLayout, Metadata
+from sm70_moe.machine import Device, Machine
 from sm70_moe.policy import Check, Feature, Policy, Route
-from sm70_moe.probe import Device, Machine
 from sm70_moe.settings import Settings
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sm70_moe.decision import Finding, Plain, Reason
-from sm70_moe.probe import Machine
+from sm70_moe.machine import Machine
 from sm70_moe.settings import Settings
 
 HINT = "restart needed: plans keep what they were made from"

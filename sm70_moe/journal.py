@@ -89,9 +89,7 @@ class Journal:
             whole = {"time": self.clock(), "rank": self.rank, **record}
             self._write("moe decision", LEVELS[decision.outcome], whole, brief(decision, whole))
 
-    def _write(
-        self, name: str, level: str, record: dict[str, Plain], event: dict[str, Plain] | None = None
-    ) -> None:
+    def _write(self, name: str, level: str, record: dict[str, Plain], event: dict[str, Plain] | None = None) -> None:
         getattr(structlog.get_logger("sm70_moe"), level)(name, **(record if event is None else event))
         if self.path is not None:
             append(self.path, json.dumps({"event": name, **record}, separators=(",", ":")).encode() + b"\n")

@@ -19,8 +19,8 @@ INTEGERS = (torch.int32, torch.int64)
 class MoELayer:
     """The experts of one layer on one rank.
 
-    `runs` maps each admitted route to what runs it. Ids may be INT32 or INT64, router weights FP16, BF16 or FP32: they are converted before the
-    route is chosen. No tensor value is read to choose it.
+    `runs` maps each admitted route to what runs it. Ids may be INT32 or INT64, router weights FP16,
+    BF16 or FP32: they are converted before the route is chosen. No tensor value is read to choose it.
     """
 
     def __init__(self, plan: Plan, banks: Banks, backends: Mapping[str, Backend]) -> None:
@@ -51,6 +51,8 @@ class MoELayer:
 
     def _check(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None) -> None:
         hidden = self.banks.shape.hidden
+        if x.device != self.banks.device:
+            raise BackendError(f"x is on {x.device}; accepted: {self.banks.device}, where the banks are")
         if x.dim() != 2 or x.shape[1] != hidden:
             raise BackendError(f"x has shape {tuple(x.shape)}; accepted: (tokens, {hidden})")
         slots = (x.shape[0], self.plan.admission.facts.top_k)

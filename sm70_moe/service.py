@@ -22,10 +22,10 @@ from sm70_moe.explanation import obstacle_text
 from sm70_moe.facts import LayerFacts
 from sm70_moe.flags import FlagState
 from sm70_moe.journal import Journal
+from sm70_moe.machine import Machine, probe
 from sm70_moe.memory import backend, bank_shape
 from sm70_moe.plan import Plan
 from sm70_moe.policy import Policy, choose_policy, load_policies, load_policy
-from sm70_moe.probe import Machine, probe
 from sm70_moe.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ class AdmissionService:
         self._from_environment = settings is None
         self._probed = machine is None
         self.settings = Settings.from_env() if settings is None else settings
-        self.policies = (
-            (policy,) if isinstance(policy, Policy) else load_policies(policy or self.settings.policy)
-        )
+        self.policies = (policy,) if isinstance(policy, Policy) else load_policies(policy or self.settings.policy)
         notices = self.settings.notices(self.policies)
         self.machine = probe(native=wants_native(self.policies, self.settings)) if machine is None else machine
         self._lock = threading.Lock()
@@ -111,7 +109,8 @@ class AdmissionService:
     def layer(self, facts: LayerFacts, weights: WeightSource, *, device: str | None = None) -> MoELayer:
         """Admit a layer, prepare its banks, and return what runs it.
 
-        `device` is where the banks go, the layer's own device if not given. Raises AdmissionRefused also for a layer that no route can run.
+        `device` is where the banks go, the layer's own device if not given. Raises AdmissionRefused
+        also for a layer that no route can run.
         """
         from sm70_moe.layer import MoELayer
 

@@ -211,8 +211,8 @@ class Settings(BaseSettings):
 
         SettingsError if the deciding value is not `0` or `1`, or if two names contradict each other.
         """
-        variable = choose(self.given, (*env, own_name(name)))
-        argument = dict(self.flag_arguments).get(name)
+        variable = choose(self.given, (*env, own_name(name))) if self.given else None
+        argument = dict(self.flag_arguments).get(name) if self.flag_arguments else None
         if argument is not None:
             return FlagValue(parse_flag(f"argument {name}", argument), "argument")
         if variable is not None:

@@ -16,8 +16,8 @@ from sm70_moe.facts import LayerFacts
 from sm70_moe.flags import FlagState
 from sm70_moe.kernels import Broken
 from sm70_moe.layout import Metadata
+from sm70_moe.machine import Build, Machine
 from sm70_moe.policy import Policy, choose_policy, load_policy, shipped_policies
-from sm70_moe.probe import Build, Machine
 from sm70_moe.testing import contract_facts, fake_build, fake_machine, settings
 
 FIRST = load_policy("qwen3.8-flash-next-awq-tp4")
@@ -167,9 +167,7 @@ def test_list_and_require_contradict() -> None:
         ({"experts": None}, fake_machine(), Outcome.REFUSED),
     ],
 )
-def test_admit_the_rest_tolerates_odd_layers_only(
-    changes: dict[str, Any], machine: Machine, outcome: Outcome
-) -> None:
+def test_admit_the_rest_tolerates_odd_layers_only(changes: dict[str, Any], machine: Machine, outcome: Outcome) -> None:
     """With admit-the-rest an odd layer falls back under 1; a machine that lacks something still refuses."""
     lenient = FIRST.model_copy(update={"on": FIRST.on.model_copy(update={"mixed_model": "admit-the-rest"})})
     admission = admit(lenient, settings({"qpn_m1": "1"}), contract_facts(FIRST, **changes), machine)
@@ -257,7 +255,15 @@ def test_explicit_one_differs_from_the_default() -> None:
 
 @pytest.mark.parametrize(
     ("override", "sequences", "width", "tokens"),
-    [(0, 8, 1, 8), (0, 8, 3, 24), (0, 64, 1, 32), (16, 64, 1, 16), (99, 1, 1, 32), (0, None, None, 32), (0, 4, None, 4)],
+    [
+        (0, 8, 1, 8),
+        (0, 8, 3, 24),
+        (0, 64, 1, 32),
+        (16, 64, 1, 16),
+        (99, 1, 1, 32),
+        (0, None, None, 32),
+        (0, 4, None, 4),
+    ],
 )
 def test_resident_tokens(override: int, sequences: int | None, width: int | None, tokens: int) -> None:
     """min(32, override or sequences * width); the cap where the engine did not say."""
@@ -307,9 +313,7 @@ def test_every_model_is_answered(row: dict[str, str]) -> None:
     assert admission.layout.group == widest or (admission.layout.group == wanted and widest % wanted == 0)
 
 
-@pytest.mark.parametrize(
-    "policy", [p for p in shipped_policies() if not p.contract.any_geometry], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("policy", [p for p in shipped_policies() if not p.contract.any_geometry], ids=lambda p: p.name)
 def test_every_shipped_contract_can_be_met(policy: Policy) -> None:
     """A layer just as a contract has it is admitted by every native route of its policy."""
     images = fake_build(images=frozenset(policy.contract.architectures or ()))

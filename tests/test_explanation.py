@@ -6,6 +6,7 @@ import json
 
 from sm70_moe.admission import admit
 from sm70_moe.explanation import explain, group_record, size_text
+from sm70_moe.facts import LayerFacts
 from sm70_moe.layergroup import collapse
 from sm70_moe.policy import load_policy
 from sm70_moe.testing import contract_facts, fake_machine, settings
@@ -13,11 +14,17 @@ from sm70_moe.testing import contract_facts, fake_machine, settings
 FIRST = load_policy("qwen3.8-flash-next-awq-tp4")
 
 
+def facts(index: int, **changes: object) -> LayerFacts:
+    return contract_facts(FIRST, f"model.layers.{index}.mlp.experts", index=index, **changes)
+
+
 def groups(**changes: object) -> list:
     machine = fake_machine((8, 0))
     return list(
         collapse(
-            admit(FIRST, settings(), contract_facts(FIRST, f"model.layers.{i}.mlp.experts", index=i, **changes), machine)
+            admit(
+                FIRST, settings(), contract_facts(FIRST, f"model.layers.{i}.mlp.experts", index=i, **changes), machine
+            )
             for i in range(48)
         )
     )
@@ -27,7 +34,9 @@ def test_table_names_route_outcome_and_every_reason() -> None:
     """A re-grouped checkpoint on an unsupported architecture: both reasons stand below the route."""
     text = explain(groups(checkpoint_group=128))
     lines = text.splitlines()
-    assert lines[0].startswith("model.layers.0-47.mlp.experts   48 layers   policy qwen3.8-flash-next-awq-tp4 (revision 1")
+    assert lines[0].startswith(
+        "model.layers.0-47.mlp.experts   48 layers   policy qwen3.8-flash-next-awq-tp4 (revision 1"
+    )
     start = next(i for i, line in enumerate(lines) if line.split()[:1] == ["qpn_m1"])
     assert "1 token" in lines[start]
     assert "fell back" in lines[start]

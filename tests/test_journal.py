@@ -39,9 +39,7 @@ def test_alike_layers_are_one_record_per_decision(tmp_path: Path) -> None:
         journal.flush()
     written = lines(tmp_path / "moe.rank2.jsonl")
     assert len(written) == len(events) == len(admission(0).decisions)
-    assert {(r["layers"], r["count"], r["rank"], r["time"]) for r in written} == {
-        ("0-3", 4, 2, "2026-01-01T00:00:00Z")
-    }
+    assert {(r["layers"], r["count"], r["rank"], r["time"]) for r in written} == {("0-3", 4, 2, "2026-01-01T00:00:00Z")}
 
 
 def test_levels_follow_the_outcome(tmp_path: Path) -> None:

@@ -17,9 +17,7 @@ def admissions(count: int, odd: int | None = None) -> list:
         admit(
             FIRST,
             settings(),
-            contract_facts(
-                FIRST, f"model.layers.{i}.mlp.experts", index=i, checkpoint_group=128 if i == odd else 32
-            ),
+            contract_facts(FIRST, f"model.layers.{i}.mlp.experts", index=i, checkpoint_group=128 if i == odd else 32),
             fake_machine(),
         )
         for i in range(count)

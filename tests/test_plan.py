@@ -37,7 +37,7 @@ FULL = {0: None, 1: "qpn_m1", 2: "grouped_decode", 3: "grouped_decode", 4: "grou
     128: "indexed_prefill",
     8192: "indexed_prefill",
 }
-PORTABLE = {tokens: "legacy" for tokens in FULL} | {0: None, 1: "legacy_single_token"}
+PORTABLE = dict.fromkeys(FULL, "legacy") | {0: None, 1: "legacy_single_token"}
 
 
 @pytest.mark.parametrize(("tokens", "name"), FULL.items())
@@ -55,7 +55,11 @@ def test_published_table_without_native_build(tokens: int, name: str | None) -> 
 def test_rolling_one_route_back() -> None:
     """A flag at 0 moves that route's calls, and no others."""
     made = plan({"qpn_m1": "0"})
-    assert (route(made, 1), route(made, 2), route(made, 128)) == ("legacy_single_token", "grouped_decode", "indexed_prefill")
+    assert (route(made, 1), route(made, 2), route(made, 128)) == (
+        "legacy_single_token",
+        "grouped_decode",
+        "indexed_prefill",
+    )
 
 
 def usual(**changes: TensorFacts) -> CallFacts:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from sm70_moe import probe as probe_module
+from sm70_moe import machine as machine_module
 from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, SettingsError, Sm70MoeError
 from sm70_moe.policy import load_policy, policies_folder, shipped_policies
@@ -100,12 +100,10 @@ def test_threads_share_one_plan_per_layer() -> None:
 
 
 @pytest.mark.parametrize(("off", "looked_up"), [(NATIVE_FLAGS, False), (NATIVE_FLAGS[:2], True), ((), True)])
-def test_off_does_not_look_up_the_build(
-    monkeypatch: pytest.MonkeyPatch, off: tuple[str, ...], looked_up: bool
-) -> None:
+def test_off_does_not_look_up_the_build(monkeypatch: pytest.MonkeyPatch, off: tuple[str, ...], looked_up: bool) -> None:
     """With every native flag at 0 the native build is not even looked for."""
     calls: list[None] = []
-    monkeypatch.setattr(probe_module, "installed_build", lambda: calls.append(None))
+    monkeypatch.setattr(machine_module, "installed_build", lambda: calls.append(None))
     operator = settings(dict.fromkeys(off, "0"))
     assert wants_native((FIRST,), operator) is looked_up
     AdmissionService(operator, policy=FIRST)

@@ -10,8 +10,8 @@ import pytest
 
 from sm70_moe.admission import admit
 from sm70_moe.decision import Outcome
+from sm70_moe.machine import Machine
 from sm70_moe.policy import load_policy
-from sm70_moe.probe import Machine
 from sm70_moe.testing import contract_facts, fake_build, fake_machine, settings
 
 TABLE = tomllib.loads((Path(__file__).parent / "truth_table.toml").read_text())
@@ -31,18 +31,13 @@ def rows() -> list[Any]:
     for feature, table in TABLE.items():
         for row in table["rows"].strip().splitlines():
             flag, facts, build, device, outcome, *reasons = row.split()
-            found.append(
-                pytest.param(
-                    feature, flag, facts, build, device, outcome, reasons, id=f"{feature}-{flag}-{facts}-{build}-{device}"
-                )
-            )
+            name = f"{feature}-{flag}-{facts}-{build}-{device}"
+            found.append(pytest.param(feature, flag, facts, build, device, outcome, reasons, id=name))
     return found
 
 
 @pytest.mark.parametrize(("feature", "flag", "facts", "build", "device", "outcome", "reasons"), rows())
-def test_cell(
-    feature: str, flag: str, facts: str, build: str, device: str, outcome: str, reasons: list[str]
-) -> None:
+def test_cell(feature: str, flag: str, facts: str, build: str, device: str, outcome: str, reasons: list[str]) -> None:
     """The outcome and every reason are those of the row."""
     table = TABLE[feature]
     changes: dict[str, Any] = {"device": DEVICES[device]}

@@ -8,8 +8,8 @@ from sm70_moe.checks.layer import Layer, equal
 from sm70_moe.decision import Finding, Plain, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import CHECK as SHARD
+from sm70_moe.machine import Device
 from sm70_moe.policy import Check, Contract
-from sm70_moe.probe import Device
 
 _FACTS: Mapping[Check, tuple[Reason, Callable[[Contract], Plain], Callable[[LayerFacts], Plain]]] = {
     Check.FORMAT: (Reason.FORMAT, lambda c: c.weights.format, lambda f: f.format),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sm70_moe.decision import Finding, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels import Broken
-from sm70_moe.probe import Device, Machine
+from sm70_moe.machine import Device, Machine
 
 
 def native_findings(backend: str, device: Finding, where: Device | None, machine: Machine) -> tuple[Finding, ...]:

@@ -13,7 +13,6 @@ import sys
 import typer
 
 from sm70_moe.cli import demo, doctor, explain, policy, sample, verify
-from sm70_moe.cli.output import events_to_stderr
 from sm70_moe.errors import Sm70MoeError
 
 app = typer.Typer(
@@ -40,7 +39,6 @@ def version() -> None:
 
 def main() -> None:
     """Entry point: errors of this package become one message and exit code 2."""
-    events_to_stderr()
     try:
         app()
     except Sm70MoeError as error:

@@ -14,8 +14,8 @@ from sm70_moe.decision import Plain, Status
 from sm70_moe.exemplar import contract_facts
 from sm70_moe.explanation import obstacle_text, reason_name
 from sm70_moe.kernels import Broken
+from sm70_moe.machine import Machine, installed_version, probe
 from sm70_moe.policy import Policy, load_policies
-from sm70_moe.probe import Machine, installed_version, probe
 from sm70_moe.settings import Settings
 from sm70_moe.volta import COMBINATIONS
 

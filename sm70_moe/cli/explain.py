@@ -9,16 +9,17 @@ import typer
 from rich.text import Text
 
 from sm70_moe.admission import Admission, admit
+from sm70_moe.checks.layer import BITS, weight_format
 from sm70_moe.cli.output import AsJson, console, print_json
 from sm70_moe.cli.ranks import check_ranks
-from sm70_moe.decision import Plain
+from sm70_moe.decision import Plain, Status
 from sm70_moe.errors import SettingsError
 from sm70_moe.explanation import Line, decision_lines, group_record, heading, line_text, memory_line
 from sm70_moe.facts import CallFacts
 from sm70_moe.layergroup import LayerGroup, collapse
+from sm70_moe.machine import Device, Machine, probe
 from sm70_moe.plan import Plan
 from sm70_moe.policy import choose_policy, load_policies
-from sm70_moe.probe import CPU, Device, Machine, probe
 from sm70_moe.settings import Settings
 from sm70_moe.weights.checkpoint import Checkpoint
 
@@ -58,9 +59,13 @@ def explain(
     checkpoint = Checkpoint.open(folder)
     admissions: list[Admission] = []
     for layer in checkpoint.layers:
+        for note in layer.notes:
+            typer.echo(f"note: {layer.name}: {note}", err=True)
         facts = checkpoint.facts(
             layer, tensor_parallel=tp, tensor_rank=rank, expert_parallel=ep, expert_rank=ep_rank, device=device
         )
+        if weight_format(facts).status is Status.PASS and facts.bits == BITS:
+            checkpoint.check(layer)
         admissions.append(admit(choose_policy(policies, facts), settings, facts, machine))
     groups = list(collapse(admissions))
     show(groups, tokens, as_json)
@@ -73,9 +78,7 @@ def pretended(capability: str) -> Machine:
     major, dot, minor = capability.partition(".")
     if not (dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
         raise SettingsError(f'--capability {capability!r}: accepted is MAJOR.MINOR, such as "7.0"')
-    found = probe()
-    device = Device("cuda:0", (int(major), int(minor)), "as told by --capability")
-    return Machine((device, CPU), found.backends, found.build, found.build_looked_up, found.torch)
+    return probe(devices=(Device("cuda:0", (int(major), int(minor)), "as told by --capability"),))
 
 
 def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:

@@ -7,7 +7,6 @@ import logging
 import sys
 from typing import Annotated
 
-import structlog
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +42,8 @@ def events_to_stderr() -> None:
 
     The package never configures structlog; a command line is a host, and hosts do.
     """
+    import structlog
+
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, TypedDict, cast
 
 import typer
-from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from sm70_moe.errors import PolicyError
 
@@ -61,6 +60,7 @@ def geometry(policy: str | None) -> Sizes:
 def write(folder: Path, sizes: Sizes, layers: int, seed: int) -> None:
     """Write with a progress bar on standard error."""
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
     from sm70_moe.weights.sample import write_sample
 

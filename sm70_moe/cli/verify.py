@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm70_moe.cli.output import AsJson, console, print_json, table
+from sm70_moe.cli.output import AsJson, console, events_to_stderr, print_json, table
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain
 from sm70_moe.errors import CheckpointError, SettingsError
@@ -35,6 +35,7 @@ def verify(
     """Load, admit, prepare and run a layer; exit 1 if any result leaves its bound."""
     check_ranks(("--rank", rank, tp))
     counts = token_counts(tokens)
+    events_to_stderr()
     results = run(folder, tp, rank, layer, counts, policy, device, seed)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if as_json:

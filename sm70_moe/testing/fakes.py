@@ -14,7 +14,7 @@ from sm70_moe.decision import Finding
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels import Backend, Broken, registry
 from sm70_moe.layout import BankLayout, BankShape
-from sm70_moe.probe import CPU, Build, Device, Machine
+from sm70_moe.machine import CPU, Build, Device, Machine
 from sm70_moe.settings import Settings
 
 if TYPE_CHECKING:

@@ -123,7 +123,7 @@ def allocate(layout: BankLayout, shape: BankShape, device: str | torch.device) -
     """
     if layout.order != tiles.ORDER:
         raise BackendError(f"bank order {layout.order!r}; accepted is {tiles.ORDER!r}")
-    place = torch.device(device)
+    place = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors have it
     w13 = Bank.allocate(shape.hidden, 2 * shape.intermediate, shape.experts, layout, place)
     w2 = Bank.allocate(shape.intermediate, shape.hidden, shape.experts, layout, place)
     return Banks(layout, shape, place, w13, w2)

@@ -161,8 +161,9 @@ def _read_shard(path: Path) -> tuple[dict[str, TensorEntry], int]:
         entries = _decode(path, file.read(length))
     entries.pop("__metadata__", None)
     _check_shard(path, entries, size - 8 - length)
+    name = path.name
     for entry in entries.values():
-        entry.file = path.name
+        entry.file = name
     return entries, 8 + length
 
 

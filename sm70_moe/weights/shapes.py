@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from sm70_moe.errors import CheckpointError
 from sm70_moe.grouping import matrix_group
@@ -118,14 +119,15 @@ def check_tensors(
         (f".{names[matrix]}.{kind}", dtype, shape)
         for matrix, kind, dtype, shape in expected(geometry, quantization, present)
     ]
-    for expert in range(experts):
-        for suffix, dtype, shape in wanted:
-            entry = tails[f"{expert}{suffix}"]
-            if entry.dtype != dtype or entry.shape != shape:
-                _raise_unlike(f"{layer}.{expert}{suffix}", entry, dtype, shape)
+    for suffix, dtype, shape in wanted:
+        entries = [tails[f"{expert}{suffix}"] for expert in range(experts)]
+        # one set for all experts: a loop over 200,000 tensors would take most of `explain`'s second
+        if {*map(_form, entries)} != {(dtype, shape)}:
+            expert, entry = next((n, e) for n, e in enumerate(entries) if _form(e) != (dtype, shape))
+            raise CheckpointError(
+                f"tensor {layer}.{expert}{suffix} in {entry.file}: {entry.dtype} {list(entry.shape)}; "
+                f"accepted is {dtype} {list(shape)}"
+            )
 
 
-def _raise_unlike(name: str, entry: TensorEntry, dtype: str, shape: tuple[int, int]) -> None:
-    raise CheckpointError(
-        f"tensor {name} in {entry.file}: {entry.dtype} {list(entry.shape)}; accepted is {dtype} {list(shape)}"
-    )
+_form = attrgetter("dtype", "shape")

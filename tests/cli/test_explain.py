@@ -59,7 +59,12 @@ def test_checkpoint_of_another_tool(command) -> None:
     (group,) = json.loads(ended.out)["groups"]
     facts = group["facts"]
     assert (facts["hidden"], facts["intermediate"], facts["experts"], facts["top_k"]) == (256, 128, 16, 4)
-    assert (facts["format"], facts["packing"], facts["checkpoint_group"], facts["zero_point"]) == ("awq", "gemm", 32, True)
+    assert (facts["format"], facts["packing"], facts["checkpoint_group"], facts["zero_point"]) == (
+        "awq",
+        "gemm",
+        32,
+        True,
+    )
     assert group["supported"] is True
 
 

@@ -77,7 +77,7 @@ class Machine:
     def record(self) -> dict[str, Plain]:
         return {
             "devices": [{"name": d.name, "architecture": d.architecture, "model": d.model} for d in self.devices],
-            "backends": list(sorted(self.backends)),
+            "backends": sorted(self.backends),
             "build": self.build.id if self.build else None,
             "torch": self.torch,
         }
@@ -88,19 +88,25 @@ class Machine:
         return hashlib.sha256(repr(self.record()).encode()).hexdigest()[:16]
 
 
-def probe(*, native: bool = True, backends: Mapping[str, Backend | Broken] | None = None) -> Machine:
+def probe(
+    *,
+    native: bool = True,
+    backends: Mapping[str, Backend | Broken] | None = None,
+    devices: tuple[Device, ...] | None = None,
+) -> Machine:
     """Look at this machine without importing torch and without starting CUDA.
 
-    `native=False` does not even look for the native build. Devices come from the driver's
-    management library, in its order, cut down to `CUDA_VISIBLE_DEVICES`.
+    `native=False` does not even look for the native build. GPUs come from the driver's management
+    library, in its order, cut down to `CUDA_VISIBLE_DEVICES`; `devices` are taken instead of them.
     """
     if backends is None:
         from sm70_moe.kernels.registry import load
 
         backends = load()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is None:
+        devices = visible_devices(nvml_devices(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Machine(
-        devices=(*visible_devices(nvml_devices(), visible), CPU),
+        devices=(*devices, CPU),
         backends=MappingProxyType(dict(backends)),
         build=installed_build() if native else None,
         build_looked_up=native,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sm70_moe.probe import CPU, Device, Machine, installed_version, probe, visible_devices
+from sm70_moe.machine import CPU, Device, Machine, installed_version, probe, visible_devices
 from sm70_moe.testing import fake_machine
 
 FOUND = tuple((f"GPU-{letter}", Device(f"cuda:{i}", (7, 0))) for i, letter in enumerate("abc"))
@@ -66,5 +66,5 @@ def test_missing_distribution_has_no_version() -> None:
 
 def test_probe_imports_no_torch() -> None:
     """Looking at a machine neither imports torch nor starts CUDA."""
-    code = "import sys; from sm70_moe.probe import probe; probe(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from sm70_moe.machine import probe; probe(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sm70_moe.admission import Admission, admit
+    from sm70_moe.agreement import agree
     from sm70_moe.decision import Decision, Finding, Outcome, Reason, Status
     from sm70_moe.errors import (
         AdmissionRefused,
@@ -59,6 +60,7 @@ _HOMES = {
     "Status": "decision",
     "TensorFacts": "facts",
     "admit": "admission",
+    "agree": "agreement",
     "compare_plans": "plan",
     "load_policy": "policy",
     "probe": "machine",
@@ -90,6 +92,7 @@ __all__ = [
     "Status",
     "TensorFacts",
     "admit",
+    "agree",
     "compare_plans",
     "load_policy",
     "probe",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from sm70_moe.checks.contract import contract_findings
 from sm70_moe.checks.layer import look_at
@@ -31,6 +32,7 @@ class Admission:
     """
 
     policy: Policy
+    settings: Settings
     facts: LayerFacts
     decisions: tuple[Decision, ...]
     routes: tuple[Route, ...]
@@ -63,12 +65,21 @@ class Admission:
         raise KeyError(feature)
 
 
-def admit(policy: Policy, settings: Settings, facts: LayerFacts, machine: Machine) -> Admission:
+NO_OBJECTIONS: Mapping[str, Finding] = MappingProxyType({})
+
+
+def admit(
+    policy: Policy,
+    settings: Settings,
+    facts: LayerFacts,
+    machine: Machine,
+    objections: Mapping[str, Finding] = NO_OBJECTIONS,
+) -> Admission:
     """Decide every feature and every unflagged route of the policy for one layer.
 
-    Raises SettingsError if a flag of the policy has a value that is not accepted.
+    `objections` are findings from elsewhere, by feature: other ranks have some. Raises SettingsError if a flag of the policy has a value that is not accepted.
     """
-    case = _Case(policy, settings, facts, machine)
+    case = _Case(policy, settings, facts, machine, objections)
     for name in in_order_of_need(policy.features):
         case.decisions[name] = case.feature(name)
     for route in policy.routes:
@@ -77,6 +88,7 @@ def admit(policy: Policy, settings: Settings, facts: LayerFacts, machine: Machin
     admitted = case.admitted_routes()
     return Admission(
         policy=policy,
+        settings=settings,
         facts=facts,
         decisions=tuple(case.decisions[name] for name in case.reading_order()),
         routes=admitted,
@@ -116,8 +128,15 @@ def in_order_of_need(features: Mapping[str, Feature]) -> tuple[str, ...]:
 class _Case:
     """One layer before the bench: inputs, and the decisions so far."""
 
-    def __init__(self, policy: Policy, settings: Settings, facts: LayerFacts, machine: Machine) -> None:
-        self.policy, self.machine = policy, machine
+    def __init__(
+        self,
+        policy: Policy,
+        settings: Settings,
+        facts: LayerFacts,
+        machine: Machine,
+        objections: Mapping[str, Finding],
+    ) -> None:
+        self.policy, self.machine, self.objections = policy, machine, objections
         self.flags = settings.flags(policy)
         self.exclusion = settings.layer_exclusion(facts.index)
         self.layer = look_at(facts)
@@ -137,6 +156,7 @@ class _Case:
             *self.against_contract(feature.checks),
             *(self.need(other) for other in feature.needs),
             *self.to_run(name, feature),
+            *((self.objections[name],) if name in self.objections else ()),
         )
         outcome = self.outcome(findings, flag.state)
         return Decision(name, feature.kind, outcome, findings, flag.state.value, flag.source)

@@ -53,6 +53,8 @@ class Reason(StrEnum):
     SHARD_CUTS_GROUP = "shard cuts a group too finely"
     # other features
     NEED_NOT_ADMITTED = "a needed feature is not admitted"
+    # other ranks
+    RANKS_DISAGREE = "not admitted on every rank"
     # the machine
     DEVICE = "device"
     ARCHITECTURE = "architecture"

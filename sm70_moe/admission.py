@@ -14,9 +14,10 @@ from sm70_moe.checks.contract import contract_findings
 from sm70_moe.checks.layer import look_at
 from sm70_moe.checks.machine import backend_findings, layer_device, native_findings, option_finding
 from sm70_moe.checks.operator import layer_list
-from sm70_moe.decision import Decision, Finding, Outcome, Reason, Status
+from sm70_moe.decision import Decision, Finding, Outcome, Plain, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.flags import FlagState, FlagValue
+from sm70_moe.kernels import Broken
 from sm70_moe.layout import BankLayout, Metadata
 from sm70_moe.machine import Device, Machine
 from sm70_moe.policy import Check, Feature, Policy, Route
@@ -80,17 +81,17 @@ def admit(
     `objections` are findings from elsewhere, by feature: other ranks have some. Raises SettingsError if a flag of the policy has a value that is not accepted.
     """
     case = _Case(policy, settings, facts, machine, objections)
-    for name in in_order_of_need(policy.features):
-        case.decisions[name] = case.feature(name)
-    for route in policy.routes:
+    for route in policy.routes:  # first: a feature is worth nothing on a layer that has no last resort
         if route.feature is None:
             case.decisions[route.name] = case.unflagged(route)
+    for name in in_order_of_need(policy.features):
+        case.decisions[name] = case.feature(name)
     admitted = case.admitted_routes()
     return Admission(
         policy=policy,
         settings=settings,
         facts=facts,
-        decisions=tuple(case.decisions[name] for name in case.reading_order()),
+        decisions=(*(case.decisions[name] for name in case.reading_order()), *case.undeclared()),
         routes=admitted,
         layout=case.layout(admitted),
         flags=case.flags,
@@ -136,7 +137,7 @@ class _Case:
         machine: Machine,
         objections: Mapping[str, Finding],
     ) -> None:
-        self.policy, self.machine, self.objections = policy, machine, objections
+        self.policy, self.settings, self.machine, self.objections = policy, settings, machine, objections
         self.flags = settings.flags(policy)
         self.exclusion = settings.layer_exclusion(facts.index)
         self.layer = look_at(facts)
@@ -158,6 +159,9 @@ class _Case:
             *self.to_run(name, feature),
             *((self.objections[name],) if name in self.objections else ()),
         )
+        last = self.policy.routes[-1].name
+        if all_passed(findings) and not self.decisions[last].admitted:
+            findings = (*findings, self.need(last))
         outcome = self.outcome(findings, flag.state)
         return Decision(name, feature.kind, outcome, findings, flag.state.value, flag.source)
 
@@ -174,19 +178,41 @@ class _Case:
             return (option_finding(name, backends, self.machine),)
         findings: list[Finding] = []
         for backend in dict.fromkeys(route.backend for route in routes):
-            if feature.native:
-                findings += native_findings(backend, self.device_finding, self.device, self.machine)
+            findings += self.native(backend, feature.native)
             findings += self.backend(backend)
         return tuple(findings)
 
     def backend(self, name: str) -> tuple[Finding, ...]:
         return backend_findings(name, self.policy.routes[-1].order, self.layer.facts, self.machine)
 
+    def native(self, backend: str, declared: bool = False) -> tuple[Finding, ...]:
+        """Machine code, for a feature that is declared native or a backend that says so itself."""
+        there = self.machine.backends.get(backend)
+        if not declared and (there is None or isinstance(there, Broken) or not there.native):
+            return ()
+        return native_findings(backend, self.device_finding, self.device, self.machine)
+
     def unflagged(self, route: Route) -> Decision:
-        findings = (*self.layer.base, *self.backend(route.backend))
+        findings = (*self.layer.base, *self.native(route.backend), *self.backend(route.backend))
         stopped = Outcome.UNSUPPORTED if route is self.policy.routes[-1] else Outcome.FELL_BACK
         outcome = Outcome.ADMITTED if all_passed(findings) else stopped
         return Decision(route.name, "route", outcome, findings)
+
+    def undeclared(self) -> tuple[Decision, ...]:
+        """Flags that the policy does not have: their own decisions, since no feature carries them."""
+        has: Plain = list(self.policy.features)
+        lenient = self.policy.on.mixed_model == "admit-the-rest"
+        return tuple(
+            Decision(
+                name,
+                "flag",
+                Outcome.OFF if flag.state is FlagState.OFF else Outcome.FELL_BACK if lenient else Outcome.REFUSED,
+                (Finding.failed("flag", Reason.FLAG_UNDECLARED, has, name, f"policy {self.policy.name} has other flags"),),
+                flag.state.value,
+                flag.source,
+            )
+            for name, flag in self.settings.undeclared(self.policy).items()
+        )
 
     def need(self, other: str) -> Finding:
         decision = self.decisions[other]

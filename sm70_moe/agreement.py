@@ -100,7 +100,8 @@ def disputed_features(layer: str, reports: Sequence[Report]) -> tuple[str, ...]:
     admitted: list[set[str]] = [
         {name for name, word in outcomes(one, layer).items() if word == "admitted"} for one in reports
     ]
-    return tuple(sorted(set.union(*admitted) - set.intersection(*admitted)))
+    some, every = admitted[0].union(*admitted), admitted[0].intersection(*admitted)
+    return tuple(sorted(some - every))
 
 
 def wanted_somewhere(layer: str, feature: str, reports: Sequence[Report]) -> bool:

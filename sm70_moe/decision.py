@@ -31,6 +31,7 @@ class Reason(StrEnum):
     # the operator
     FLAG_OFF = "flag off"
     FLAG_OFF_BY_DEFAULT = "flag off by default"
+    FLAG_UNDECLARED = "the policy has no such flag"
     LAYER_DENIED = "layer denied"
     LAYER_NOT_ALLOWED = "layer not allowed"
     # the layer against the contract
@@ -43,6 +44,7 @@ class Reason(StrEnum):
     INTERMEDIATE = "intermediate size"
     TENSOR_PARALLEL = "tensor parallel"
     EXPERT_PARALLEL = "expert parallel"
+    RANK = "rank outside of its group"
     GROUP_SIZE = "checkpoint group size"
     PREPARED_GROUP = "prepared group size"
     ACTIVATION = "activation"
@@ -62,6 +64,7 @@ class Reason(StrEnum):
     BUILD_STALE = "build id differs"
     ARCH_MISSING = "no image for this architecture"
     SELF_TEST_FAILED = "self-test failed"
+    LAUNCH_REFUSED = "driver refused the launch"
     BACKEND_MISSING = "backend not installed"
     BACKEND_BROKEN = "backend does not load"
     LAYOUT_UNREADABLE = "backend does not read the bank layout"

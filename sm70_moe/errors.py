@@ -2,6 +2,7 @@
 
 Sm70MoeError
 ├── SettingsError       a variable, argument or option has a value that is not accepted
+├── FactsError          an engine gave a fact of the wrong type, or one that makes no sense
 ├── PolicyError         a policy file is unreadable or invalid; lists every problem
 ├── CheckpointError     a checkpoint is incomplete, damaged or not what it says
 ├── AdmissionRefused    an explicit `1` could not be honoured; carries every decision
@@ -27,6 +28,10 @@ class SettingsError(Sm70MoeError):
     """A variable, argument or option has a value that is not accepted."""
 
 
+class FactsError(Sm70MoeError):
+    """An engine gave a fact of the wrong type, or one that makes no sense."""
+
+
 class PolicyError(Sm70MoeError):
     """A policy cannot be used.
 
@@ -36,6 +41,9 @@ class PolicyError(Sm70MoeError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type[PolicyError], tuple[object, ...]]:
+        return type(self), (self.problems,)
 
 
 class CheckpointError(Sm70MoeError):
@@ -54,6 +62,10 @@ class AdmissionRefused(Sm70MoeError):
         self.decisions = tuple(decisions)
         super().__init__(text)
 
+    # an engine's workers send errors to the process that started them
+    def __reduce__(self) -> tuple[type[AdmissionRefused], tuple[object, ...]]:
+        return type(self), (self.layer, self.decisions, str(self))
+
 
 class BackendError(Sm70MoeError):
     """A backend cannot be registered, found or called this way."""
@@ -69,3 +81,6 @@ class DriftError(Sm70MoeError):
     def __init__(self, findings: Sequence[Finding], text: str) -> None:
         self.findings = tuple(findings)
         super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[DriftError], tuple[object, ...]]:
+        return type(self), (self.findings, str(self))

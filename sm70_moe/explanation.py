@@ -36,14 +36,36 @@ def tokens_text(tokens: TokenRange, last_resort: bool = False) -> str:
     return f"{tokens.first}-{tokens.last} tokens"
 
 
-def decision_lines(policy: Policy, decision: Decision) -> list[Line]:
-    """A decision, then everything that stopped it."""
+SHARED = "every feature"
+
+
+def shared_obstacles(decisions: Sequence[Decision]) -> tuple[Finding, ...]:
+    """What stops every feature alike; a reader wants it once. Empty where anything is admitted."""
+    asked = [decision.obstacles for decision in decisions if decision.flag != "off" and decision.kind != "flag"]
+    if len(asked) < 2:
+        return ()
+    return tuple(finding for finding in asked[0] if all(finding in others for others in asked[1:]))
+
+
+def lines_of(group: LayerGroup) -> list[Line]:
+    """All lines of a group: what stops everything, then each decision."""
+    decisions = group.example.decisions
+    shared = shared_obstacles(decisions)
+    lines = [Line(SHARED, "", "stopped", "")] if shared else []
+    lines += [obstacle_line(SHARED, finding) for finding in shared]
+    for decision in decisions:
+        lines += decision_lines(group.example.policy, decision, shared)
+    return lines
+
+
+def decision_lines(policy: Policy, decision: Decision, told: tuple[Finding, ...] = ()) -> list[Line]:
+    """A decision, then everything that stopped it and was not told before."""
     routes = [r for r in policy.routes if (r.feature or r.name) == decision.feature]
     tokens = ", ".join(tokens_text(r.tokens, r is policy.routes[-1]) for r in routes) or decision.kind
     flag = f"flag {decision.flag} ({decision.flag_source})" if decision.flag else ""
     lines = [Line(decision.feature, tokens, decision.outcome.value, flag)]
-    if decision.flag != "off":
-        lines += [obstacle_line(decision.feature, finding) for finding in decision.obstacles]
+    if decision.flag != "off" or decision.kind == "flag":
+        lines += [obstacle_line(decision.feature, finding) for finding in decision.obstacles if finding not in told]
     return lines
 
 
@@ -81,6 +103,12 @@ def heading(group: LayerGroup) -> str:
     return f"{group.name}   {layers}   policy {policy.name} (revision {policy.revision}, digest {digest})"
 
 
+def refusal_lines(group: LayerGroup) -> list[str]:
+    """A line where an engine would not start."""
+    refused = ", ".join(decision.feature for decision in group.example.refused)
+    return [f"an engine would refuse to start: {refused}"] if refused else []
+
+
 def memory_line(plan: Plan, layers: int) -> str:
     """Banks of all the group's layers together; scratch is shared, so it counts once."""
     if plan.memory is None:
@@ -108,9 +136,8 @@ def explain(groups: Sequence[LayerGroup]) -> str:
     """The table of all groups as plain text."""
     blocks: list[str] = []
     for group in groups:
-        rows = [heading(group)]
-        for decision in group.example.decisions:
-            rows += [line_text(line) for line in decision_lines(group.example.policy, decision)]
+        rows = [heading(group), *map(line_text, lines_of(group))]
+        rows += refusal_lines(group)
         rows.append(memory_line(Plan(group.example), group.count))
         blocks.append("\n".join(rows))
     return "\n\n".join(blocks)
@@ -118,7 +145,7 @@ def explain(groups: Sequence[LayerGroup]) -> str:
 
 def line_text(line: Line) -> str:
     if line.detail:
-        return f"      {line.tokens:<24}{line.note}" + (f"   {line.reason}" if line.reason else "")
+        return f"      {line.tokens:<22}  {line.note}" + (f"   {line.reason}" if line.reason else "")
     return f"  {line.feature:<22}{line.tokens:<14}{line.outcome:<12}{line.note}".rstrip()
 
 
@@ -131,6 +158,7 @@ def group_record(group: LayerGroup) -> dict[str, Plain]:
         "policy": {"name": example.policy.name, "revision": example.policy.revision, "digest": example.policy.digest},
         "facts": example.facts.record(),
         "supported": plan.supported,
+        "refused": [decision.feature for decision in example.refused],
         "decisions": [decision.record() for decision in example.decisions],
         "routes": [r.name for r in plan.routes],
         "layout": plan.layout.tag if plan.layout else None,

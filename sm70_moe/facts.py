@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 from sm70_moe.decision import Plain
+from sm70_moe.errors import FactsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,17 @@ class LayerFacts:
     max_sequences: int | None = None
     speculative_width: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, kind in FACT_TYPES.items():
+            value = getattr(self, name)
+            # exactly: a bool is no number, and numpy's or torch's values do not survive a record
+            if value is not None and type(value) is not kind:
+                raise FactsError(f"fact {name}={value!r} is a {type(value).__name__}; accepted: {kind.__name__} or None")
+        for name in ("max_sequences", "speculative_width"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise FactsError(f"fact {name}={value}: accepted is at least 1, or None")
+
     @property
     def intermediate_per_rank(self) -> int | None:
         """Intermediate size of one rank; None if unknown or not a whole number."""
@@ -60,6 +74,12 @@ class LayerFacts:
 
     def record(self) -> dict[str, Plain]:
         return asdict(self)
+
+
+FACT_TYPES: Mapping[str, type] = MappingProxyType(
+    {field.name: {"bool": bool, "int": int, "str": str}[str(field.type).split(" ")[0]] for field in fields(LayerFacts)}
+)
+"""The type of each fact, from the annotations."""
 
 
 @dataclass(frozen=True, slots=True)

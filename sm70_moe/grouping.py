@@ -48,6 +48,9 @@ def group_layer(facts: LayerFacts) -> Grouping | Finding:
     ranks, group = facts.tensor_parallel, facts.checkpoint_group
     if hidden is None or intermediate is None or ranks is None or group is None:
         return Finding.unknown(CHECK, expected="hidden, intermediate, tensor_parallel and checkpoint_group")
+    for name, size, reason in (("hidden", hidden, Reason.HIDDEN), ("intermediate", intermediate, Reason.INTERMEDIATE)):
+        if size < 1:
+            return Finding.failed(CHECK, reason, f"{name} size of at least 1", size)
     if group < 1 and group != -1:
         return Finding.failed(CHECK, Reason.GROUP_SIZE, "a positive number of rows, or -1", group)
     for name, k in (("W13", hidden), ("W2", intermediate)):
@@ -89,6 +92,8 @@ def widest_group(hidden: int, intermediate: int, group: int, ranks: int) -> int:
 
 def alternatives(hidden: int, intermediate: int, group: int) -> str:
     """The tensor-parallel sizes that would work, as a hint."""
+    if widest_group(hidden, intermediate, group, 1) < SMALLEST_GROUP:
+        return f"groups below {SMALLEST_GROUP} stay so however the layer is cut"
     fit = [
         str(n)
         for n in TP_SIZES

@@ -35,6 +35,8 @@ LEVELS = {
 
 def rank_path(path: Path, rank: int) -> Path:
     """The file of one rank: `{rank}` in the name is replaced, else ".rank0" stands before the suffix."""
+    if not path.name or path.is_dir():
+        raise SettingsError(f"SM70_MOE_JOURNAL={str(path)!r}: a folder; accepted is the path of a file")
     if "{rank}" in path.name:
         return path.with_name(path.name.replace("{rank}", str(rank)))
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix or '.jsonl'}")
@@ -56,6 +58,7 @@ class Journal:
         self.path = rank_path(path, rank) if path is not None else None
         self._lock = threading.Lock()
         self._group: LayerGroup | None = None
+        self._failed = False
         if self.path is not None:
             append(self.path, b"")
 
@@ -91,8 +94,18 @@ class Journal:
 
     def _write(self, name: str, level: str, record: dict[str, Plain], event: dict[str, Plain] | None = None) -> None:
         getattr(structlog.get_logger("sm70_moe"), level)(name, **(record if event is None else event))
-        if self.path is not None:
-            append(self.path, json.dumps({"event": name, **record}, separators=(",", ":")).encode() + b"\n")
+        if self.path is not None and not self._failed:
+            self._append(json.dumps({"event": name, **record}, separators=(",", ":")).encode() + b"\n")
+
+
+    def _append(self, line: bytes) -> None:
+        """Write a line; a file that fails later on is given up with one event, since decisions must go on."""
+        assert self.path is not None
+        try:
+            append(self.path, line)
+        except SettingsError as error:
+            self._failed = True
+            structlog.get_logger("sm70_moe").error("moe journal", rank=self.rank, text=f"{error}; no more lines follow")
 
 
 def decision_records(group: LayerGroup) -> Iterator[tuple[Decision, dict[str, Plain]]]:
@@ -131,7 +144,10 @@ def append(path: Path, line: bytes) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
         try:
+            before = os.fstat(descriptor).st_size
             written = os.write(descriptor, line) if line else 0
+            if written != len(line):
+                os.ftruncate(descriptor, before)  # half a line would spoil the next one
         finally:
             os.close(descriptor)
     except OSError as error:

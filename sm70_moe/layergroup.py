@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -31,9 +30,10 @@ class LayerGroup:
     def name(self) -> str:
         """The layer's name, its index replaced by the numbers of the group."""
         first = self.layers[0]
-        if self.count == 1 or len(self.indices) != self.count:
-            return first if self.count == 1 else f"{first} and {self.count - 1} more"
-        return re.sub(rf"(?<![0-9]){self.indices[0]}(?![0-9])", self.numbers, first, count=1)
+        if self.count == 1:
+            return first
+        before, number, after = around_index(self.example.facts)
+        return f"{before}{self.numbers}{after}" if number else f"{first} and {self.count - 1} more"
 
     def joins(self, admission: Admission) -> bool:
         return alike(self.example, admission)
@@ -53,8 +53,21 @@ def alike(a: Admission, b: Admission) -> bool:
         a.decisions == b.decisions
         and a.layout == b.layout
         and a.policy.digest == b.policy.digest
+        and around_index(a.facts)[::2] == around_index(b.facts)[::2]
         and replace(a.facts, layer="", index=None) == replace(b.facts, layer="", index=None)
     )
+
+
+def around_index(facts: LayerFacts) -> tuple[str, str, str]:
+    """A layer's name before its index, the index, and after it; the last dotted part that is the index counts.
+
+    Without one the whole name is "before", so that only layers of one stack are alike.
+    """
+    parts = facts.layer.split(".")
+    for place in range(len(parts) - 1, -1, -1):
+        if parts[place] == str(facts.index):
+            return ".".join([*parts[:place], ""]), parts[place], ".".join(["", *parts[place + 1 :]])
+    return facts.layer, "", ""
 
 
 def collapse(admissions: Iterable[Admission]) -> Iterator[LayerGroup]:

@@ -1,27 +1,121 @@
 """How a layer's weights lie in a rank's memory, and how many bytes that takes.
 
-The order is the reference layout of CONTRACT 7: tiles of 32 columns x 8 rows of K, one 32-bit word
-for eight consecutive K of one column.
+An *order* says where the 4-bit codes of a matrix stand, and which tensors ("planes") hold them and
+their scales and zeros. This table has the orders' geometry, which needs no torch;
+`weights/orders.py` has what packs them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from math import prod
 
 TILE_COLUMNS = 32
 WORD_ROWS = 8
+OCTET = 8
+BLOCK_ROWS = 32
+
+PLANE_ALIGNMENT = 256
+"""Bytes; each plane of a bank starts at a multiple: the start of a memory transaction on every GPU."""
+
+WORDS, METADATA, SCALES, ZEROS = "words", "metadata", "scales", "zeros"
+"""Names of planes. A bank has the words and either `metadata` or `scales` and `zeros`."""
+
+ITEM_BYTES = {"int32": 4, "float16": 2, "uint8": 1}
 
 
 class Metadata(StrEnum):
     """What is kept for each (group, column)."""
 
     FOUR_BYTE = "4-byte"  # FP16 scale | FP16 bias << 16
-    THREE_BYTE = "3-byte"  # scale low, scale high, zero
+    THREE_BYTE = "3-byte"  # FP16 scale, 8-bit zero
+    TWO_AND_HALF_BYTE = "2.5-byte"  # FP16 scale, 4-bit zero: exact, zeros are 4-bit numbers
 
     @property
-    def bytes_each(self) -> int:
-        return {Metadata.FOUR_BYTE: 4, Metadata.THREE_BYTE: 3}[self]
+    def bits_each(self) -> int:
+        return {Metadata.FOUR_BYTE: 32, Metadata.THREE_BYTE: 24, Metadata.TWO_AND_HALF_BYTE: 20}[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """One tensor of a bank, as one expert has it; a batched bank has the experts in front."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The geometry of one order: K must be a multiple of `rows`, N of `columns`.
+
+    `tile` are the columns up to a multiple of which a bank is filled. `record` is what the bytes of
+    one expert in one plane must be a multiple of. `planes` gives the planes of a matrix for
+    (metadata, K, N, group).
+    """
+
+    name: str
+    rows: int
+    columns: int
+    tile: int
+    record: int
+    planes: Callable[[Metadata, int, int, int], tuple[Plane, ...]]
+
+    def names(self, metadata: Metadata) -> frozenset[str]:
+        """Names of the planes of a bank."""
+        return frozenset(plane.name for plane in self.planes(metadata, self.rows, self.columns, self.rows))
+
+    def fault(self, metadata: Metadata, rows: int, columns: int, group: int) -> str | None:
+        """Why a matrix of K = `rows` and N = `columns` has no bank of this order; None if it has."""
+        if group < 1 or rows % group or rows % self.rows:
+            return f"K = {rows}: accepted are multiples of the group, {group}, and of {self.rows}"
+        if columns < 1 or columns % self.columns:
+            return f"N = {columns}: accepted are multiples of {self.columns}"
+        for plane in self.planes(metadata, rows, columns, group):
+            if plane.nbytes % self.record:
+                return (
+                    f"plane {plane.name!r} has {plane.nbytes} bytes an expert (K = {rows}, N = {columns}, "
+                    f"group {group}, {metadata} metadata): accepted are multiples of {self.record}, one load"
+                )
+        return None
+
+
+def tile_planes(metadata: Metadata, rows: int, columns: int, group: int) -> tuple[Plane, ...]:
+    """ "tile32x8": tiles of 32 columns x 8 rows, filled up with zeros; groups as (K/g, N)."""
+    words = Plane(WORDS, "int32", (-(-columns // TILE_COLUMNS), rows // WORD_ROWS, TILE_COLUMNS))
+    groups = rows // group
+    if metadata is Metadata.FOUR_BYTE:
+        return words, Plane(METADATA, "int32", (groups, columns))
+    if metadata is Metadata.THREE_BYTE:
+        # the reference layout has the three bytes of a column together (CONTRACT 7)
+        return words, Plane(METADATA, "uint8", (groups, columns, 3))
+    zeros = Plane(ZEROS, "int32", (groups, -(-columns // OCTET)))
+    return words, Plane(SCALES, "float16", (groups, columns)), zeros
+
+
+def octet_planes(metadata: Metadata, rows: int, columns: int, group: int) -> tuple[Plane, ...]:
+    """ "octet32": octets of columns, 16 bytes for 32 rows of one column; groups as (N/8, K/g, 8)."""
+    octets, groups = columns // OCTET, rows // group
+    words = Plane(WORDS, "int32", (octets, rows // BLOCK_ROWS, OCTET, BLOCK_ROWS // WORD_ROWS))
+    if metadata is Metadata.FOUR_BYTE:
+        return words, Plane(METADATA, "int32", (octets, groups, OCTET))
+    scales = Plane(SCALES, "float16", (octets, groups, OCTET))
+    if metadata is Metadata.THREE_BYTE:
+        return words, scales, Plane(ZEROS, "uint8", (octets, groups, OCTET))
+    return words, scales, Plane(ZEROS, "int32", (octets, groups))
+
+
+TILE32X8 = Order("tile32x8", rows=WORD_ROWS, columns=1, tile=TILE_COLUMNS, record=1, planes=tile_planes)
+OCTET32 = Order("octet32", rows=BLOCK_ROWS, columns=OCTET, tile=OCTET, record=16, planes=octet_planes)
+
+ORDERS = {order.name: order for order in (TILE32X8, OCTET32)}
+"""Every order that this package can prepare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +162,4 @@ class BankShape:
 
     def metadata_bytes(self, metadata: Metadata, group: int) -> int:
         """Bytes of scales and zeros for groups of `group` rows."""
-        return self.elements // group * metadata.bytes_each
+        return self.elements // group * metadata.bits_each // 8

@@ -9,14 +9,18 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import metadata
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm70_moe.decision import Plain
+from sm70_moe.errors import BackendError, SettingsError
 
 if TYPE_CHECKING:
     from sm70_moe.kernels import Backend, Broken
+    from sm70_moe.kernels.images import Cubins
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +49,21 @@ class Build:
     """The native kernels that are installed.
 
     `expected` is the build id that this package's sources would give: another `id` is a stale
-    build. `images` are the architectures it holds machine code for. `self_tests` maps
-    (device, backend) to "" for a known-answer call that came out right, else to what went wrong.
+    build. `images` are the architectures it holds machine code for, `backends` those of each backend
+    (None: the same for all; a backend that is left out has no kernels). `self_tests` maps (device,
+    backend) to "" for a known-answer call that came out right, else to what went wrong; a `Refusal`
+    is the driver's own text.
     """
 
     id: str
     expected: str
     images: frozenset[str]
     self_tests: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    backends: Mapping[str, frozenset[str]] | None = None
+
+    def images_of(self, backend: str) -> frozenset[str]:
+        """Architectures for which there is machine code of a backend."""
+        return self.images if self.backends is None else self.backends.get(backend, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +102,30 @@ class Machine:
 def probe(
     *,
     native: bool = True,
+    kernels: Path | None = None,
+    dependent: bool = True,
     backends: Mapping[str, Backend | Broken] | None = None,
     devices: tuple[Device, ...] | None = None,
 ) -> Machine:
     """Look at this machine without importing torch and without starting CUDA.
 
-    `native=False` does not even look for the native build. GPUs come from the driver's management
-    library, in its order, cut down to `CUDA_VISIBLE_DEVICES`; `devices` are taken instead of them.
+    `native=False` does not even look for the native build; `kernels` is a folder with another one than
+    the package's own, `dependent=False` keeps its kernels from overlapping. GPUs come from the driver's
+    management library, in its order, cut down to `CUDA_VISIBLE_DEVICES`; `devices` are taken instead
+    of them. Self-tests run when their result is first asked for, and only on real devices. Raises
+    SettingsError for a folder that holds no build.
     """
     if backends is None:
         from sm70_moe.kernels.registry import load
 
-        backends = load()
+        backends = {name: configured(backend, kernels, dependent) for name, backend in load().items()}
+    real = devices is None
     if devices is None:
         devices = visible_devices(nvml_devices(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Machine(
         devices=(*devices, CPU),
         backends=MappingProxyType(dict(backends)),
-        build=installed_build() if native else None,
+        build=installed_build(kernels, backends, devices if real else ()) if native else None,
         build_looked_up=native,
         torch=installed_version("torch"),
     )
@@ -122,9 +139,59 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
-def installed_build() -> Build | None:
-    """The native build inside the package; this version has none yet."""
-    return None
+def configured(backend: Backend | Broken, kernels: Path | None, dependent: bool) -> Backend | Broken:
+    """A native backend of this package for that build; any other one as it is."""
+    from sm70_moe.kernels.native import NativeBackend
+
+    return backend.configured(kernels, dependent) if isinstance(backend, NativeBackend) else backend
+
+
+def installed_build(
+    folder: Path | None = None,
+    backends: Mapping[str, Backend | Broken] = MappingProxyType({}),
+    devices: tuple[Device, ...] = (),
+) -> Build | None:
+    """The native build inside the package, or in `folder`; None if the package has none.
+
+    No cubin is read. Self-tests are those of `backends` on `devices`. Raises SettingsError for a
+    folder without a build.
+    """
+    from sm70_moe.kernels.build import INSTALLED, expected_id
+    from sm70_moe.kernels.images import Cubins
+
+    try:
+        cubins = Cubins.open(folder or INSTALLED)
+    except BackendError as error:
+        return Build(f"unreadable: {error}", "a whole record", frozenset())
+    if cubins is None and folder is not None:
+        raise SettingsError(f"kernels {str(folder)!r}: no native build there, accepted is a folder of build-kernels")
+    if cubins is None:
+        return None
+    return Build(
+        id=cubins.id,
+        expected=expected_id(cubins, own=folder is None),
+        images=cubins.architectures,
+        self_tests=self_tests(backends, devices),
+        backends=backend_images(cubins),
+    )
+
+
+def backend_images(cubins: Cubins) -> Mapping[str, frozenset[str]]:
+    """Architectures for which a build holds everything that a backend launches."""
+    from sm70_moe.kernels.steps import STEPS
+
+    return MappingProxyType({name: cubins.of_sources(route.sources) for name, route in STEPS.items()})
+
+
+def self_tests(backends: Mapping[str, Backend | Broken], devices: tuple[Device, ...]) -> Mapping[tuple[str, str], str]:
+    """The self-tests of this package's native backends on each device, none of them run yet."""
+    from sm70_moe.kernels.native import NativeBackend
+    from sm70_moe.kernels.pending import Pending
+
+    natives = {name: backend for name, backend in backends.items() if isinstance(backend, NativeBackend)}
+    return Pending(
+        {(d.name, name): partial(backend.self_test, d.name) for name, backend in natives.items() for d in devices}
+    )
 
 
 def nvml_devices() -> tuple[tuple[str, Device], ...]:
@@ -144,13 +211,21 @@ def nvml_devices() -> tuple[tuple[str, Device], ...]:
                     f"cuda:{i}",
                     tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
                     pynvml.nvmlDeviceGetName(handle),
-                    pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+                    nvml_memory(pynvml, handle),
                 ),
             )
             for i, handle in enumerate(handles)
         )
     finally:
         pynvml.nvmlShutdown()
+
+
+def nvml_memory(nvml: Any, handle: object) -> int | None:
+    """Bytes of a GPU's memory; None for one that shares the host's and has no figure of its own."""
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:
+        return None
 
 
 def visible_devices(found: tuple[tuple[str, Device], ...], visible: str | None) -> tuple[Device, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sm70_moe.admission import Admission
 from sm70_moe.decision import Plain
+from sm70_moe.errors import BackendError
 from sm70_moe.kernels import Backend, Broken
 from sm70_moe.layout import BankShape, Metadata
 
@@ -53,13 +54,21 @@ def memory_of(admission: Admission) -> Memory | None:
         return None
     tokens = sorted({*TYPICAL_TOKENS, admission.resident_tokens})
     scratch = {
-        (route.name, count): backend(admission, route.backend).scratch(shape, top_k, count)
+        (route.name, count): scratch_of(backend(admission, route.backend), shape, top_k, count)
         for route in admission.routes
         for count in tokens
         if route.tokens.first <= count and (route.tokens.last is None or count <= route.tokens.last)
     }
     metadata = {m: shape.metadata_bytes(m, layout.group) for m in Metadata}
     return Memory(shape.weight_bytes, metadata, layout.metadata, scratch)
+
+
+def scratch_of(runs: Backend, shape: BankShape, top_k: int, tokens: int) -> int:
+    """What a backend says; BackendError names one that cannot say it."""
+    try:
+        return int(runs.scratch(shape, top_k, tokens))
+    except Exception as error:  # a plug-in's own fault
+        raise BackendError(f"backend {runs.name!r}: scratch() raised {type(error).__name__}: {error}") from error
 
 
 def bank_shape(admission: Admission) -> BankShape | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -66,12 +67,15 @@ class AdmissionService:
         self._probed = machine is None
         self.settings = Settings.from_env() if settings is None else settings
         self.policies = (policy,) if isinstance(policy, Policy) else load_policies(policy or self.settings.policy)
+        # an injected policy cannot drift; a file is found again wherever the process has gone since
+        self._files = {} if isinstance(policy, Policy) else {os.path.abspath(p.origin): p.digest for p in self.policies}
         notices = self.settings.notices(self.policies)
-        self.machine = probe(native=wants_native(self.policies, self.settings)) if machine is None else machine
+        self.machine = self._probe() if machine is None else machine
         self._lock = threading.Lock()
         self._plans: dict[str, Plan] = {}
         self._refused: dict[str, Admission] = {}
         self._closed = False
+        self._told: Summary | None = None
         self._journal = Journal(self.settings.journal, rank)
         weakref.finalize(self, self._journal.flush)
         for notice in notices:
@@ -106,21 +110,41 @@ class AdmissionService:
             self._plans[facts.layer] = plan
             return plan
 
-    def layer(self, facts: LayerFacts, weights: WeightSource, *, device: str | None = None) -> MoELayer:
+    def layer(
+        self,
+        facts: LayerFacts,
+        weights: WeightSource,
+        *,
+        device: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> MoELayer:
         """Admit a layer, prepare its banks, and return what runs it.
 
-        `device` is where the banks go, the layer's own device if not given. Raises AdmissionRefused
-        also for a layer that no route can run.
+        `device` is where the banks go, the layer's own device if not given. `progress` is called with
+        the number of experts done and of all of this rank, possibly from another thread. Banks come
+        out of `settings.cache` where that has them. Once they are complete, `weights` is released;
+        whatever is raised, it is left as it was. Raises AdmissionRefused also for a layer that no
+        route can run, and what reading the weights raises.
         """
         from sm70_moe.layer import MoELayer
+        from sm70_moe.preparation import cached_banks, prepare_banks
+        from sm70_moe.weights.cache import BankCache
+        from sm70_moe.weights.offers import release
 
         plan = self.admit(facts)
         admission, shape = plan.admission, bank_shape(plan.admission)
         if plan.layout is None or shape is None:
             raise refusal(admission, [admission.last_resort])
         backends = {r.backend: backend(admission, r.backend) for r in plan.routes}
-        banks = backends[plan.routes[-1].backend].prepare(weights, plan.layout, shape, device or facts.device or "cpu")
-        return MoELayer(plan, banks, backends)
+        last, place = backends[plan.routes[-1].backend], device or facts.device or "cpu"
+        if self.settings.cache is None:
+            banks = prepare_banks(plan, weights, last, place, progress)
+        else:
+            cache = BankCache(self.settings.cache)
+            banks = cached_banks(plan, weights, last, place, cache, self._cache_warning, progress)
+        made = MoELayer(plan, banks, backends)
+        release(weights)
+        return made
 
     def plans(self) -> tuple[Plan, ...]:
         """All plans so far, in order of admission."""
@@ -128,7 +152,7 @@ class AdmissionService:
             return tuple(self._plans.values())
 
     def summary(self) -> Summary:
-        """Counts over all layers so far, refused ones too; also written to the journal."""
+        """Counts over all layers so far, refused ones too; written to the journal if it is news."""
         with self._lock:
             admissions = [*(plan.admission for plan in self._plans.values()), *self._refused.values()]
         counts: dict[str, int] = {}
@@ -137,6 +161,10 @@ class AdmissionService:
                 counts[decision.feature] = counts.get(decision.feature, 0) + decision.admitted
         supported = sum(a.supported and not a.refused for a in admissions)
         summary = Summary(len(admissions), supported, counts)
+        with self._lock:
+            if self._told == summary:
+                return summary
+            self._told = summary
         admitted: Plain = {name: f"{count}/{summary.layers}" for name, count in counts.items()}
         self._journal.event(
             "moe summary", layers=summary.layers, supported=summary.supported, admitted=admitted, text=str(summary)
@@ -180,26 +208,36 @@ class AdmissionService:
         if kind is None:
             self.close()
 
+    def _cache_warning(self, file: Path, text: str) -> None:
+        self._journal.event("moe cache", "warning", file=str(file), text=f"{file}: {text}")
+
     def _refuse_unmet(self) -> None:
-        required: dict[str, list[Plan]] = {}
+        required: dict[str, list[tuple[Plan, Decision]]] = {}
         for plan in self.plans():
-            for name, flag in plan.admission.flags.items():
-                if flag.state is FlagState.REQUIRE:
-                    required.setdefault(name, []).append(plan)
-        for name, plans in required.items():
-            decisions = [plan.admission.decision(name) for plan in plans]
-            if decisions and not any(d.admitted for d in decisions):
-                raise refusal(plans[0].admission, decisions[:1])
+            for decision in plan.decisions:
+                if decision.flag == FlagState.REQUIRE:
+                    required.setdefault(decision.flag_source or "", []).append((plan, decision))
+        for asked in required.values():
+            if not any(decision.admitted for _, decision in asked):
+                plan, decision = asked[0]
+                raise refusal(plan.admission, [decision])
+
+    def _probe(self) -> Machine:
+        return probe(
+            native=wants_native(self.policies, self.settings),
+            kernels=self.settings.kernels,
+            dependent=self.settings.dependent_launch,
+        )
 
     def _origin(self) -> Origin:
-        return Origin(self.settings, {p.origin: p.digest for p in self.policies if p.origin}, self.machine)
+        return Origin(self.settings, self._files, self.machine)
 
     def _present(self) -> Present:
         machine = self.machine
         if self._probed:
-            machine = probe(native=machine.build_looked_up, backends=machine.backends)
+            machine = probe(native=machine.build_looked_up, kernels=self.settings.kernels, backends=machine.backends)
         environment = os.environ if self._from_environment else self.settings
-        return Present(environment, {p.origin: digest_now(p) for p in self.policies if p.origin}, machine)
+        return Present(environment, {path: digest_now(path) for path in self._files}, machine)
 
 
 def wants_native(policies: Iterable[Policy], settings: Settings) -> bool:
@@ -211,10 +249,10 @@ def wants_native(policies: Iterable[Policy], settings: Settings) -> bool:
     )
 
 
-def digest_now(policy: Policy) -> str | None:
+def digest_now(path: str) -> str | None:
     """Digest of a policy's file now; None if it is gone or not valid any more."""
     try:
-        return load_policy(policy.origin).digest
+        return load_policy(path).digest
     except PolicyError:
         return None
 

@@ -136,12 +136,18 @@ class Settings(BaseSettings):
     """Name of a shipped policy, or path of a file; None chooses by a layer's geometry."""
     journal: Annotated[Path | None, from_text(parse_path)] = None
     """Where decisions are recorded; None writes no file."""
+    cache: Annotated[Path | None, from_text(parse_path)] = None
+    """Folder of prepared banks; None prepares them at every start."""
     strict: Annotated[bool, from_text(parse_switch)] = False
     """Unknown and retired variables are errors."""
     layer_allow: Annotated[LayerList | None, from_text(LayerList.parse)] = None
     """The only layers whose features may be admitted; None allows all."""
     layer_deny: Annotated[LayerList, from_text(LayerList.parse)] = LayerList()
     """Layers whose features are not admitted; wins over `layer_allow`."""
+    kernels: Annotated[Path | None, from_text(parse_path)] = None
+    """Folder with a native build of `build-kernels`; None is the package's own."""
+    dependent_launch: Annotated[bool, from_text(parse_switch)] = True
+    """Kernels of one call may overlap where the device can do that and its self-test passes."""
     persistent_tokens: Annotated[int, from_text(parse_tokens), Field(ge=0, le=MOST_TOKENS)] = 0
     """Tokens that resident scratch is sized for; 0 derives it from what the engine will send."""
 
@@ -229,6 +235,28 @@ class Settings(BaseSettings):
         if problems:
             raise SettingsError("\n".join(problems))
         return MappingProxyType(values)
+
+    def undeclared(self, policy: FlaggedPolicy) -> Mapping[str, FlagValue]:
+        """Known flags that are set under a name which this policy does not have, by that name.
+
+        A `1` cannot be met for a layer of this policy, and a `0` has no effect on the feature that
+        the policy has under another name: neither must be dropped in silence. A `0` for what the
+        policy does not have at all is met already, and left out.
+        """
+        features = {name: row.setting for row in FLAGS for name in row.names}
+        for feature, declared in policy.features.items():
+            for name in (*declared.env, own_name(feature)):
+                features.pop(name, None)
+        found = {
+            variable.name: FlagValue(parse_flag(variable.name, variable.value), variable.source)
+            for variable in self.given
+            if variable.name in features
+            and (parse_switch(variable.name, variable.value) or features[variable.name] in policy.features)
+        }
+        for feature, text in self.flag_arguments:
+            if feature not in policy.features and parse_switch(f"argument {feature}", text):
+                found[feature] = FlagValue(FlagState.REQUIRE, "argument")
+        return MappingProxyType(found)
 
     def notices(self, policies: Iterable[FlaggedPolicy]) -> tuple[Notice, ...]:
         """Variables, and flags among the arguments, that neither this package nor a policy knows.

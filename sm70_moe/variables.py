@@ -37,13 +37,14 @@ class Known:
 
 
 SETTINGS = (
-    Known("policy", ("SM70_MOE_POLICY",), "Name of a shipped policy, or path of a policy file.", "by geometry"),
+    Known("policy", ("SM70_MOE_POLICY",), "Name of a shipped policy, path of a policy file, or a folder of policies beside the shipped ones.", "by geometry"),
     Known("journal", ("SM70_MOE_JOURNAL",), "Path of the decision journal.", "no journal"),
+    Known("cache", ("SM70_MOE_CACHE",), "Folder of prepared banks, read and written.", "no cache"),
     Known("strict", ("SM70_MOE_STRICT",), "`1`: unknown and retired variables are errors.", "`0`"),
     Known(
         "layer_allow",
         ("SM70_MOE_LAYER_ALLOWLIST", "VLLM_SM70_AWQ_MOE_BATCHED_LAYER_ALLOWLIST"),
-        "The only layers whose features may be admitted.",
+        "The only layers that may get batched banks, and the routes that need them.",
         "all layers",
     ),
     Known(
@@ -58,7 +59,22 @@ SETTINGS = (
         "Tokens that resident scratch is sized for, at most 32.",
         "`0` (derive)",
     ),
+    Known(
+        "kernels",
+        ("SM70_MOE_KERNELS",),
+        "Folder with native kernels that `build-kernels` made.",
+        "the package's own kernels",
+    ),
+    Known(
+        "dependent_launch",
+        ("SM70_MOE_DEPENDENT_LAUNCH",),
+        "`0`: kernels of one call never overlap; matters on sm_90 and later.",
+        "`1`",
+    ),
 )
+
+BUILD_NAMES = ("SM70_MOE_BUILD_KERNELS",)
+"""Read when the package is built, and by nothing that is installed: known, so that nobody is warned."""
 
 
 def flag_row(feature: str, name: str, meaning: str, default: str = "auto") -> Known:
@@ -97,7 +113,7 @@ FLAGS = (
 )
 """The flags of the shipped policies. Another policy may declare more."""
 
-KNOWN_NAMES = frozenset(name for row in (*SETTINGS, *FLAGS) for name in row.names)
+KNOWN_NAMES = frozenset({*BUILD_NAMES, *(name for row in (*SETTINGS, *FLAGS) for name in row.names)})
 
 
 @dataclass(frozen=True, slots=True)

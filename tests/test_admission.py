@@ -120,6 +120,15 @@ def test_metadata_layout_follows_its_flag() -> None:
     assert (compact.metadata, wide.metadata) == (Metadata.THREE_BYTE, Metadata.FOUR_BYTE)
 
 
+def test_a_policy_may_want_less_metadata() -> None:
+    """A layout feature with 2.5 bytes gives banks with 2.5 bytes."""
+    least = FIRST.features["compact_metadata"].model_copy(update={"metadata": "2.5-byte"})
+    policy = FIRST.model_copy(update={"features": {**FIRST.features, "compact_metadata": least}})
+    layout = admit(policy, settings(), contract_facts(FIRST), fake_machine()).layout
+    assert layout is not None
+    assert layout.metadata is Metadata.TWO_AND_HALF_BYTE
+
+
 def test_regrouped_checkpoint_takes_grouped_but_not_qpn() -> None:
     """A group-128 checkpoint re-grouped to 32 qualifies for grouped decode; QPN wants native groups."""
     admission = first(checkpoint_group=128)
@@ -271,6 +280,33 @@ def test_resident_tokens(override: int, sequences: int | None, width: int | None
     assert resident_tokens(override, facts) == tokens
 
 
+@pytest.mark.parametrize(
+    ("policy", "flags", "variables", "named"),
+    [
+        ("generic-awq", {}, {"SM70_MOE_QPN_M1": "1"}, "SM70_MOE_QPN_M1"),
+        ("qwen3-30b-a3b-awq-tp4", {"qpn_m1": "1"}, {}, "qpn_m1"),
+        ("qwen3-next-80b-a3b-awq-tp4", {}, {"VLLM_SM70_AWQ_QWEN38_QPN_M1": "1"}, "VLLM_SM70_AWQ_QWEN38_QPN_M1"),
+    ],
+)
+def test_a_flag_that_the_policy_does_not_have_fails_closed(
+    policy: str, flags: dict[str, str], variables: dict[str, str], named: str
+) -> None:
+    """An explicit 1 that no feature of the layer's policy answers to is refused, not dropped."""
+    facts = contract_facts(FIRST)
+    admission = admit(load_policy(policy), settings(flags, **variables), facts, fake_machine())
+    (decision,) = admission.refused
+    assert (decision.feature, decision.kind) == (named, "flag")
+    assert decision.reasons == (Reason.FLAG_UNDECLARED,)
+
+
+@pytest.mark.parametrize("value", ["0", None])
+def test_an_undeclared_flag_at_0_is_met_already(value: str | None) -> None:
+    """Switching off what a policy does not have changes nothing."""
+    variables = {} if value is None else {"SM70_MOE_QPN_M1": value}
+    admission = admit(GENERIC, settings(**variables), contract_facts(FIRST), fake_machine())
+    assert admission.refused == ()
+
+
 MODELS = list(csv.DictReader((Path(__file__).parent / "data" / "models.csv").read_text().splitlines()))
 
 
@@ -321,3 +357,90 @@ def test_every_shipped_contract_can_be_met(policy: Policy) -> None:
     native = [name for name, feature in policy.features.items() if feature.native]
     assert native
     assert all(admission.decision(name).admitted for name in native)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tensor_rank": None}, Reason.FACT_UNKNOWN),
+        ({"tensor_rank": 4}, Reason.RANK),
+        ({"tensor_rank": -1}, Reason.RANK),
+        ({"expert_parallel": 2, "expert_rank": None}, Reason.FACT_UNKNOWN),
+        ({"expert_parallel": 2, "expert_rank": 2}, Reason.RANK),
+        ({"expert_parallel": None}, Reason.FACT_UNKNOWN),
+        ({"expert_parallel": 0}, Reason.EXPERT_PARALLEL),
+        ({"hidden": 0}, Reason.HIDDEN),
+        ({"intermediate": -640}, Reason.INTERMEDIATE),
+        ({"hidden": 0, "checkpoint_group": -1}, Reason.HIDDEN),
+    ],
+)
+def test_ranks_and_sizes_that_make_no_sense_run_nowhere(changes: dict[str, Any], reason: Reason) -> None:
+    """A rank that is unknown or outside of its group would load another rank's weights: no route at all."""
+    admission = first(**changes)
+    assert admission.last_resort.outcome is Outcome.UNSUPPORTED
+    assert reason in admission.last_resort.reasons
+    assert not admission.supported
+
+
+def test_one_rank_need_not_say_which() -> None:
+    """Without parallelism there is one rank, so that its number may be left out."""
+    facts = contract_facts(FIRST, tensor_parallel=1, tensor_rank=None, expert_rank=None)
+    assert admit(FIRST, settings(), facts, fake_machine()).supported
+
+
+@pytest.mark.parametrize("feature", ["grouped_decode", "indexed_prefill", "qpn_m1"])
+def test_native_routes_want_all_experts_local(feature: str) -> None:
+    """Under expert parallelism a rank holds fewer experts than the contract says."""
+    reasons = first(expert_parallel=2).decision(feature).reasons
+    assert reasons == (Reason.EXPERT_PARALLEL,)
+
+
+def test_a_feature_needs_a_last_resort() -> None:
+    """Where `legacy` cannot run a layer no route runs it, and a `1` is refused rather than admitted in vain."""
+    admission = first({"grouped_decode": "1"}, activations="float8_e4m3fn")
+    assert [d.feature for d in admission.refused] == ["grouped_decode"]
+    assert admission.decision("grouped_decode").reasons == (Reason.NEED_NOT_ADMITTED,)
+
+
+def test_another_models_name_at_0_is_said_to_have_no_effect() -> None:
+    """A `0` under a name that this policy lacks does not switch its feature off; that is a decision of its own."""
+    policy = load_policy("qwen3-next-80b-a3b-awq-tp4")
+    operator = settings(VLLM_SM70_AWQ_QWEN38_QPN_M1="0")
+    admission = admit(policy, operator, contract_facts(policy), fake_machine())
+    assert admission.decision("qpn_m1").admitted
+    decision = admission.decision("VLLM_SM70_AWQ_QWEN38_QPN_M1")
+    assert (decision.outcome, decision.reasons) == (Outcome.OFF, (Reason.FLAG_UNDECLARED,))
+
+
+def test_a_native_backend_is_checked_though_the_policy_forgot_to_say_so() -> None:
+    """Whether a backend needs machine code is the backend's own word."""
+    features = {**FIRST.features, "qpn_m1": FIRST.features["qpn_m1"].model_copy(update={"native": False})}
+    forgetful = FIRST.model_copy(update={"features": features})
+    admission = admit(forgetful, settings(), contract_facts(FIRST), fake_machine(build="missing"))
+    assert admission.decision("qpn_m1").reasons == (Reason.BUILD_MISSING,)
+
+
+@pytest.mark.parametrize("answer", [None, True, ["no"]])
+def test_a_check_that_gives_no_findings_is_an_error(answer: Any) -> None:
+    """What a plug-in's check gives must be findings; anything else is a broken check, not a pass."""
+
+    class Odd(Objector):
+        def check(self, facts: LayerFacts) -> Any:
+            return answer
+
+    machine = fake_machine()
+    backends = MappingProxyType({**machine.backends, "qpn": Odd(frozenset({"tile32x8"}), ())})
+    decision = first(machine=replace(machine, backends=backends)).decision("qpn_m1")
+    assert decision.reasons == (Reason.CHECK_BROKE,)
+
+
+def test_a_check_written_as_a_generator_counts() -> None:
+    """An objection that is yielded is an objection."""
+
+    class Yields(Objector):
+        def check(self, facts: LayerFacts) -> Any:
+            yield Finding.failed("lanes", Reason.HIDDEN, 64, 2560)
+
+    machine = fake_machine()
+    backends = MappingProxyType({**machine.backends, "qpn": Yields(frozenset({"tile32x8"}), ())})
+    assert first(machine=replace(machine, backends=backends)).decision("qpn_m1").reasons == (Reason.HIDDEN,)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
+import sm70_moe
 from sm70_moe.admission import admit
 from sm70_moe.cli.app import app
 from sm70_moe.explanation import explain
@@ -16,6 +18,7 @@ from sm70_moe.layergroup import collapse
 from sm70_moe.plan import Plan
 from sm70_moe.policy import load_policy, shipped_policies
 from sm70_moe.testing import contract_facts, fake_machine, settings
+from sm70_moe.testing.conformance import check_backend
 
 ROOT = Path(__file__).parents[1]
 FIRST = load_policy("qwen3.8-flash-next-awq-tp4")
@@ -84,14 +87,29 @@ def test_published_table_covers_what_it_must() -> None:
     assert [int(row[0]) for row in ROWS] == [*range(10), 127, 128, 8192]
 
 
-def test_embedding_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_embedding_example_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The code block of the guide runs on a real checkpoint and gives finite numbers."""
-    names: dict = {"folder": ROOT / "tests" / "data" / "tiny-qwen3-moe-awq"}
-    (code,) = blocks("docs/embedding.md", "python")
+    names: dict = {}
+    code = blocks("docs/embedding.md", "python")[0]
+    monkeypatch.chdir(ROOT)
     exec(code, names)
     assert names["out"].shape == (3, 256)
     assert names["out"].isfinite().all()
     assert "supported 2/2" in capsys.readouterr().out
+
+
+def test_facts_of_the_guide_are_facts() -> None:
+    """The second block of the guide makes facts that nothing is missing from."""
+    names: dict = {"sm": sm70_moe}
+    exec(textwrap.dedent(blocks("docs/embedding.md", "python")[1]), names)
+    assert None not in names["facts"].record().values()
+
+
+def test_backend_example_conforms() -> None:
+    """The plug-in of docs/backends.md keeps every clause of the conformance kit."""
+    names: dict = {}
+    exec(blocks("docs/backends.md", "python")[0], names)
+    assert check_backend(names["Mine"](), tokens=(1, 9)) == []
 
 
 def test_every_policy_is_described() -> None:

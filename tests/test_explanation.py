@@ -69,3 +69,25 @@ def test_size_text() -> None:
         "3.0 MiB",
         "15.00 GiB",
     ]
+
+
+def test_what_stops_everything_is_told_once() -> None:
+    """A shard that no route can take is one finding above the routes, not one under each."""
+    text = explain(groups(intermediate=64))
+    assert text.count("gcd(16, 32) = 16") == 1
+    assert "every feature" in text
+
+
+def test_a_refusal_is_said_at_the_end() -> None:
+    """A reader of the table learns that the engine would not start."""
+    admission = admit(FIRST, settings({"qpn_m1": "1"}), facts(0), fake_machine((8, 0)))
+    (group,) = collapse([admission])
+    assert "an engine would refuse to start: qpn_m1" in explain([group])
+    assert group_record(group)["refused"] == ["qpn_m1"]
+
+
+def test_long_names_stay_apart_from_what_follows() -> None:
+    """A check with a long name is not glued to its text."""
+    admission = admit(FIRST, settings({"legacy_single_token": "0"}), facts(0), fake_machine())
+    (group,) = collapse([admission])
+    assert "needs legacy_single_token  expected admitted, found off" in explain([group])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -133,3 +134,27 @@ def test_unwritable_path_is_an_error_at_start(tmp_path: Path) -> None:
     """A journal that cannot be written stops the start, and names the variable and the file."""
     with pytest.raises(SettingsError, match=r"SM70_MOE_JOURNAL.*missing"):
         Journal(tmp_path / "missing" / "moe.jsonl")
+
+
+def test_a_disk_that_fills_up_later_stops_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails after the start is one error event; decisions go on, and no half line stays."""
+    journal = Journal(tmp_path / "moe.jsonl")
+    journal.admitted(admission(0))
+    journal.flush()
+    whole = (tmp_path / "moe.rank0.jsonl").read_text()
+    real = os.write
+    monkeypatch.setattr("os.write", lambda descriptor, line: real(descriptor, line[: len(line) // 2]))
+    with capture_logs() as events:
+        journal.admitted(admission(1))
+        journal.admitted(admission(2, qpn_m1="0"))
+        journal.flush()
+    assert (tmp_path / "moe.rank0.jsonl").read_text() == whole
+    assert [e["log_level"] for e in events if e["event"] == "moe journal"] == ["error"]
+    assert sum(e["event"] == "moe decision" for e in events) == 2 * len(admission(0).decisions)
+
+
+@pytest.mark.parametrize("path", [".", "/", "{folder}"])
+def test_a_folder_is_no_journal(tmp_path: Path, path: str) -> None:
+    """A folder's path is refused with the variable's name."""
+    with pytest.raises(SettingsError, match="SM70_MOE_JOURNAL"):
+        Journal(Path(path.format(folder=tmp_path)))

@@ -49,3 +49,17 @@ def test_no_layers_no_groups() -> None:
 def test_ranges(indices: tuple[int, ...], text: str) -> None:
     """Runs of numbers become FIRST-LAST."""
     assert ranges(indices) == text
+
+
+def test_layers_of_two_stacks_stay_apart() -> None:
+    """A layer of another stack is alike in all but its name, and is still named."""
+    names = [("model.layers.0.mlp.experts", 0), ("model.layers.1.mlp.experts", 1), ("mtp.layers.0.mlp.experts", 0)]
+    found = [admit(FIRST, settings(), contract_facts(FIRST, n, index=i), fake_machine()) for n, i in names]
+    assert [g.name for g in collapse(found)] == ["model.layers.0-1.mlp.experts", "mtp.layers.0.mlp.experts"]
+
+
+def test_a_number_in_another_part_of_the_name_is_left_alone() -> None:
+    """Only the part that is the index changes."""
+    names = [(f"qwen3.layers.{i}.experts", i) for i in (3, 4, 5)]
+    found = [admit(FIRST, settings(), contract_facts(FIRST, n, index=i), fake_machine()) for n, i in names]
+    assert [g.name for g in collapse(found)] == ["qwen3.layers.3-5.experts"]

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from sm70_moe import machine as machine_module
 from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, SettingsError, Sm70MoeError
-from sm70_moe.policy import load_policy, policies_folder, shipped_policies
+from sm70_moe.policy import load_policy, parse_policy, policies_folder, shipped_policies
 from sm70_moe.service import AdmissionService, wants_native
 from sm70_moe.settings import Settings
 from sm70_moe.testing import contract_facts, fake_machine, settings
@@ -103,7 +103,7 @@ def test_threads_share_one_plan_per_layer() -> None:
 def test_off_does_not_look_up_the_build(monkeypatch: pytest.MonkeyPatch, off: tuple[str, ...], looked_up: bool) -> None:
     """With every native flag at 0 the native build is not even looked for."""
     calls: list[None] = []
-    monkeypatch.setattr(machine_module, "installed_build", lambda: calls.append(None))
+    monkeypatch.setattr(machine_module, "installed_build", lambda *_, **__: calls.append(None))
     operator = settings(dict.fromkeys(off, "0"))
     assert wants_native((FIRST,), operator) is looked_up
     AdmissionService(operator, policy=FIRST)
@@ -171,6 +171,24 @@ def test_required_nowhere_is_refused_at_close() -> None:
     assert other.close().admitted["qpn_m1"] == 1
 
 
+def test_a_required_flag_may_belong_to_other_layers_of_a_mixed_model() -> None:
+    """Under admit-the-rest a layer of another policy does not refuse the flag, as long as one layer has it."""
+    lenient = [
+        p.model_copy(update={"on": p.on.model_copy(update={"mixed_model": "admit-the-rest"})}) for p in shipped_policies()
+    ]
+    operator = settings(VLLM_SM70_AWQ_QWEN38_QPN_M1="1")
+    for last, met in ((facts(1), True), (facts(1, hidden=1024), False)):
+        service = AdmissionService(operator, policy=lenient[0], machine=fake_machine())
+        service.policies = tuple(lenient)
+        service.admit(facts(0, hidden=1024))
+        service.admit(last)
+        if met:
+            assert service.close().admitted["qpn_m1"] == 1
+        else:
+            with pytest.raises(AdmissionRefused, match="VLLM_SM70_AWQ_QWEN38_QPN_M1"):
+                service.close()
+
+
 def test_unknown_variable_is_reported_and_strict_refuses() -> None:
     """A misspelt variable warns with the nearest name; strict mode refuses to start."""
     variables = {"SM70_MOE_QPN_M2": "1"}
@@ -206,3 +224,15 @@ def test_journal_is_complete_when_the_service_is_dropped(tmp_path: Path) -> None
     del service
     records = [json.loads(line) for line in (tmp_path / "moe.rank1.jsonl").read_text().splitlines()]
     assert {r["feature"] for r in records} >= {"qpn_m1", "legacy"}
+
+
+def test_an_injected_policy_does_not_drift(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A policy that was handed over has no file to change; a relative path is found after chdir."""
+    parsed = parse_policy((policies_folder() / "generic-awq.toml").read_text(), "<text>")
+    service = AdmissionService(settings(), policy=parsed, machine=fake_machine())
+    assert all(f.status is not Status.FAIL for f in service.drift())
+    shutil.copy(policies_folder() / "generic-awq.toml", tmp_path / "own.toml")
+    monkeypatch.chdir(tmp_path)
+    service = AdmissionService(settings(), policy="./own.toml", machine=fake_machine())
+    monkeypatch.chdir("/")
+    assert all(f.status is not Status.FAIL for f in service.drift())

@@ -28,10 +28,14 @@ def test_the_known_names_are_these() -> None:
     """The interface that operators have already exported, and our own name beside each."""
     assert sorted(KNOWN_NAMES) == [
         "SM70_MOE_BATCHED_BANKS",
+        "SM70_MOE_BUILD_KERNELS",
+        "SM70_MOE_CACHE",
         "SM70_MOE_COMPACT_METADATA",
+        "SM70_MOE_DEPENDENT_LAUNCH",
         "SM70_MOE_GROUPED_DECODE",
         "SM70_MOE_INDEXED_PREFILL",
         "SM70_MOE_JOURNAL",
+        "SM70_MOE_KERNELS",
         "SM70_MOE_LAYER_ALLOWLIST",
         "SM70_MOE_LAYER_DENYLIST",
         "SM70_MOE_LEGACY_SINGLE_TOKEN",

@@ -8,11 +8,13 @@ from sm70_moe.decision import Finding, Plain, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import CHECK as SHARD
 from sm70_moe.grouping import Grouping, group_layer
+from sm70_moe.weights.formats import ACT_ORDER, BITS, READABLE
 
-READABLE = {"awq": ("gemm",)}
-"""Formats, with their packings, that banks can be prepared from."""
+__all__ = ["BITS", "READABLE", "Layer", "equal", "look_at", "positive", "weight_format"]
 
-BITS = 4
+HINTS = {ACT_ORDER: "rows are permuted among the groups; a file quantised without desc_act can be read"}
+"""By the last remark of a packing."""
+
 ACTIVATION = "silu"
 
 
@@ -49,6 +51,9 @@ def look_at(facts: LayerFacts) -> Layer:
         equal("gated", Reason.ACTIVATION, True, facts.gated),
         equal("bias", Reason.ACTIVATION, False, facts.bias),
         equal("router weight on input", Reason.ACTIVATION, False, facts.router_weight_on_input),
+        rank("tensor rank", facts.tensor_rank, facts.tensor_parallel),
+        positive("expert parallel", Reason.EXPERT_PARALLEL, facts.expert_parallel),
+        rank("expert rank", facts.expert_rank, facts.expert_parallel),
         positive("experts", Reason.EXPERTS, facts.experts),
         positive("top-k", Reason.TOP_K, facts.top_k),
     )
@@ -62,11 +67,13 @@ def weight_format(facts: LayerFacts) -> Finding:
         return Finding.unknown("format", accepted)
     packings = READABLE.get(facts.format)
     if packings is None:
-        return Finding.failed("format", Reason.FORMAT, accepted, facts.format)
+        observed = facts.format if facts.packing is None else f"{facts.format} ({facts.packing})"
+        return Finding.failed("format", Reason.FORMAT, accepted, observed)
     if facts.packing is None:
-        return Finding.unknown("format", accepted, hint="the packing is not known (field version)")
+        return Finding.unknown("format", accepted, hint="the packing is not known")
     if facts.packing not in packings:
-        return Finding.failed("format", Reason.FORMAT, accepted, f"{facts.format} ({facts.packing})")
+        hint = HINTS.get(facts.packing.rpartition(", ")[2], "")
+        return Finding.failed("format", Reason.FORMAT, accepted, f"{facts.format} ({facts.packing})", hint)
     return Finding.passed("format", f"{facts.format} ({facts.packing})")
 
 
@@ -85,4 +92,13 @@ def positive(check: str, reason: Reason, observed: int | None) -> Finding:
         return Finding.unknown(check, "at least 1")
     if observed < 1:
         return Finding.failed(check, reason, "at least 1", observed)
+    return Finding.passed(check, observed)
+
+
+def rank(check: str, observed: int | None, size: int | None) -> Finding:
+    """A rank of a group of known size; alone, a rank need not say which one it is."""
+    if size is not None and size > 1 and observed is None:
+        return Finding.unknown(check, f"0 to {size - 1}")
+    if observed is not None and (observed < 0 or (size is not None and observed >= max(size, 1))):
+        return Finding.failed(check, Reason.RANK, f"0 to {max(size or 1, 1) - 1}", observed)
     return Finding.passed(check, observed)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sm70_moe.decision import Finding, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels import Broken
-from sm70_moe.machine import Device, Machine
+from sm70_moe.kernels.refusal import Refusal
+from sm70_moe.machine import Build, Device, Machine
 
 
 def native_findings(backend: str, device: Finding, where: Device | None, machine: Machine) -> tuple[Finding, ...]:
@@ -25,10 +26,10 @@ def native_findings(backend: str, device: Finding, where: Device | None, machine
         image = Finding.skipped("native image", "native build")
     elif where is None or device.status is not Status.PASS:
         image = Finding.skipped("native image", "device")
-    elif where.architecture in build.images:
+    elif where.architecture in build.images_of(backend):
         image = Finding.passed("native image", where.architecture)
     else:
-        image = Finding.failed("native image", Reason.ARCH_MISSING, sorted(build.images), where.architecture)
+        image = missing_image(build, backend, where.architecture)
     if build is None or where is None or image.status is not Status.PASS:
         test = Finding.skipped("self-test", "native image" if built.status is Status.PASS else "native build")
     else:
@@ -36,10 +37,19 @@ def native_findings(backend: str, device: Finding, where: Device | None, machine
     return (device, built, image, test)
 
 
+def missing_image(build: Build, backend: str, architecture: str) -> Finding:
+    """No machine code: of this backend at all, or for this architecture."""
+    there = sorted(build.images_of(backend))
+    hint = "" if there else f"this build has no kernels of backend {backend!r}"
+    return Finding.failed("native image", Reason.ARCH_MISSING, there or sorted(build.images), architecture, hint)
+
+
 def self_test(result: str | None, device: str) -> Finding:
     """The known-answer call on the layer's device: "" is right, other text says what went wrong."""
     if result is None:
         return Finding.unknown("self-test", "a known-answer call", hint=f"it has not been run on {device}")
+    if isinstance(result, Refusal):
+        return Finding.failed("self-test", Reason.LAUNCH_REFUSED, "the known answer", str(result))
     if result:
         return Finding.failed("self-test", Reason.SELF_TEST_FAILED, "the known answer", result)
     return Finding.passed("self-test", "known answer")
@@ -68,8 +78,10 @@ def backend_findings(name: str, order: str, facts: LayerFacts, machine: Machine)
     if order not in backend.orders:
         return (Finding.failed("backend", Reason.LAYOUT_UNREADABLE, order, sorted(backend.orders)),)
     try:
-        own = backend.check(facts)
-    except Exception as error:  # a plug-in's fault is a finding, never a crash
+        own = tuple(backend.check(facts))
+        if not all(isinstance(finding, Finding) for finding in own):
+            raise TypeError(f"check() gave {own!r}; accepted are findings")
+    except (Exception, SystemExit) as error:  # a plug-in's fault is a finding, never a crash
         own = (Finding.broke("backend", error),)
     return (Finding.passed("backend", name), *own) if all(f.check != "backend" for f in own) else own
 
@@ -80,4 +92,4 @@ def option_finding(feature: str, backends: tuple[str, ...], machine: Machine) ->
         backend = machine.backends.get(name)
         if backend is not None and not isinstance(backend, Broken) and feature in backend.options:
             return Finding.passed("option", name)
-    return Finding.failed("option", Reason.OPTION_UNSUPPORTED, feature, list(backends))
+    return Finding.failed("option", Reason.OPTION_UNSUPPORTED, f"a backend that honours {feature}", list(backends))

@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from sm70_moe.cli import demo, doctor, explain, policy, sample, verify
+from sm70_moe.cli import build_kernels, demo, doctor, explain, inspect, kernels, policy, prepare, sample, verify
 from sm70_moe.errors import Sm70MoeError
 
 app = typer.Typer(
@@ -22,10 +22,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("explain")(explain.explain)
+app.command("inspect")(inspect.inspect_command)
+app.command("prepare")(prepare.prepare)
 app.command("verify")(verify.verify)
 app.command("sample")(sample.sample)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
+app.command("kernels")(kernels.kernels)
+app.command("build-kernels")(build_kernels.build_kernels)
 app.add_typer(policy.app, name="policy")
 
 

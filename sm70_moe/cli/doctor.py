@@ -17,6 +17,7 @@ from sm70_moe.kernels import Broken
 from sm70_moe.machine import Machine, installed_version, probe
 from sm70_moe.policy import Policy, load_policies
 from sm70_moe.settings import Settings
+from sm70_moe.variables import SETTINGS
 from sm70_moe.volta import COMBINATIONS
 
 DISTRIBUTIONS = ("sm70-moe", "torch", "numpy", "safetensors", "pydantic", "structlog", "vllm", "transformers")
@@ -29,7 +30,7 @@ def doctor(
     """Say what this installation has, how it is set, and what would stop `require`."""
     settings = Settings.from_env()
     policies = load_policies(policy or settings.policy)
-    machine = probe()
+    machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch)
     report: dict[str, Plain] = {
         "versions": versions(),
         "devices": devices(machine),
@@ -37,6 +38,7 @@ def doctor(
         "native_build": build_facts(machine),
         "backends": backend_facts(machine),
         "settings": setting_facts(settings),
+        "flags": flag_facts(policies, settings),
         "notices": [notice.text for notice in settings.notices(policies)],
         "policies": [{"name": p.name, "revision": p.revision, "digest": p.digest, "file": p.origin} for p in policies],
         "require": obstacles(policies, settings, machine),
@@ -70,7 +72,7 @@ def torch_facts() -> Plain:
     """What torch itself says; it is imported here and nowhere else in this command."""
     try:
         import torch
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a shared library of torch is missing
         return {"state": f"not importable: {error}"}
     return {
         "state": "importable",
@@ -99,9 +101,29 @@ def backend_facts(machine: Machine) -> Plain:
 
 
 def setting_facts(settings: Settings) -> Plain:
+    names = {row.setting: row.names[0] for row in SETTINGS}
     return [
-        {"setting": name, "value": str(getattr(settings, name)), "source": source}
+        {"setting": names[name], "value": value_text(getattr(settings, name)), "source": source}
         for name, source in settings.sources.items()
+    ]
+
+
+def value_text(value: object) -> str:
+    """As the variable would have it; "unset" for nothing."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return str(value) if value is not None and str(value) else "unset"
+
+
+def flag_facts(policies: tuple[Policy, ...], settings: Settings) -> Plain:
+    """State and source of every flag; policies in which they are the same stand together."""
+    found: dict[tuple[str, str, str], list[Plain]] = {}
+    for policy in policies:
+        for name, flag in {**settings.flags(policy), **settings.undeclared(policy)}.items():
+            found.setdefault((name, flag.state.value, flag.source), []).append(policy.name)
+    return [
+        {"flag": name, "state": state, "source": source, "policies": names}
+        for (name, state, source), names in found.items()
     ]
 
 
@@ -132,6 +154,7 @@ TITLES = {
     "native_build": "Native build",
     "backends": "Backends",
     "settings": "Settings",
+    "flags": "Flags",
     "notices": "Notices",
     "policies": "Policies",
     "require": "With flag 1, for a layer just as the contract has it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from sm70_moe.cli.output import AsJson, console, print_json
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain, Status
 from sm70_moe.errors import SettingsError
-from sm70_moe.explanation import Line, decision_lines, group_record, heading, line_text, memory_line
+from sm70_moe.explanation import Line, group_record, heading, line_text, lines_of, memory_line, refusal_lines
 from sm70_moe.facts import CallFacts
 from sm70_moe.layergroup import LayerGroup, collapse
 from sm70_moe.machine import Device, Machine, probe
@@ -54,7 +55,7 @@ def explain(
     policies = load_policies(policy or settings.policy)
     for notice in settings.notices(policies):
         typer.echo(f"warning: {notice.text}", err=True)
-    machine = probe() if capability is None else pretended(capability)
+    machine = probe(kernels=settings.kernels) if capability is None else pretended(capability, settings.kernels)
     device = machine.devices[0].name
     checkpoint = Checkpoint.open(folder)
     admissions: list[Admission] = []
@@ -73,12 +74,14 @@ def explain(
         raise typer.Exit(1)
 
 
-def pretended(capability: str) -> Machine:
+def pretended(capability: str, kernels: Path | None) -> Machine:
     """This machine, as if it had one GPU of that compute capability."""
-    major, dot, minor = capability.partition(".")
-    if not (dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
-        raise SettingsError(f'--capability {capability!r}: accepted is MAJOR.MINOR, such as "7.0"')
-    return probe(devices=(Device("cuda:0", (int(major), int(minor)), "as told by --capability"),))
+    match = re.fullmatch("([0-9]{1,2})[.]([0-9])", capability)
+    if match is None:
+        raise SettingsError(f'--capability {capability[:20]!r}: accepted is MAJOR.MINOR, such as "7.0"')
+    major, minor = match.groups()
+    device = Device("cuda:0", (int(major), int(minor)), "as told by --capability")
+    return probe(kernels=kernels, devices=(device,))
 
 
 def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:
@@ -89,12 +92,13 @@ def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:
     out = console()
     for group in groups:
         out.print(Text(heading(group), style="bold"))
-        for decision in group.example.decisions:
-            for line in decision_lines(group.example.policy, decision):
-                out.print(Text(line_text(line), style=style(line)))
+        for line in lines_of(group):
+            out.print(Text(line_text(line), style=style(line)))
+        for text in refusal_lines(group):
+            out.print(Text(text, style="bold red"))
         plan = Plan(group.example)
         if tokens is not None:
-            out.print(f"  a call of {tokens} tokens takes {route_name(plan, tokens)}")
+            out.print(f"  a call of {tokens} token{'s' if tokens != 1 else ''} takes {route_name(plan, tokens)}")
         out.print(memory_line(plan, group.count))
         out.print()
     if not groups:
@@ -102,7 +106,7 @@ def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:
 
 
 def style(line: Line) -> str:
-    return "" if line.detail else COLOURS[line.outcome]
+    return "" if line.detail else COLOURS.get(line.outcome, "bold red")
 
 
 def call_record(group: LayerGroup, tokens: int | None) -> dict[str, Plain]:
@@ -112,6 +116,8 @@ def call_record(group: LayerGroup, tokens: int | None) -> dict[str, Plain]:
 def route_name(plan: Plan, tokens: int) -> str:
     """Route of a call as a well-behaved engine makes it."""
     facts = plan.admission.facts
+    if plan.admission.refused:
+        return "none: refused"
     if not plan.supported:
         return "none: unsupported"
     call = CallFacts.usual(tokens, facts.hidden or 0, facts.top_k or 0, facts.activations or "float16")

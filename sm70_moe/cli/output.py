@@ -21,8 +21,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 def console() -> Console:
     """A console for standard output, made when it is needed so that redirection applies."""
-    plain = Console(highlight=False, soft_wrap=False)
-    return plain if plain.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
+    plain = Console(highlight=False, markup=False, emoji=False)  # texts of users are printed as they are
+    return plain if plain.is_terminal else Console(highlight=False, markup=False, emoji=False, width=PIPED_WIDTH)
 
 
 def print_json(value: Plain) -> None:
@@ -38,14 +38,14 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def events_to_stderr() -> None:
-    """Show warnings and errors of the journal on standard error.
+    """Show errors of the journal on standard error; what fell back stands in the commands' own tables.
 
     The package never configures structlog; a command line is a host, and hosts do.
     """
     import structlog
 
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )

@@ -31,16 +31,27 @@ def sample(
     ] = None,
     layers: Annotated[int, typer.Option("--layers", min=1, help="Number of layers.")] = 2,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random weights.")] = 0,
+    group: Annotated[
+        int | None, typer.Option("--group", min=1, help="Rows in a group, instead of the policy's.")
+    ] = None,
+    headers: Annotated[
+        bool,
+        typer.Option("--headers", help="Headers only, over files without contents: enough for explain and inspect."),
+    ] = False,
 ) -> None:
     """Write a Hugging Face style AWQ checkpoint with random weights."""
-    write(folder, geometry(policy), layers, seed)
-    typer.echo(f"wrote {layers} layer{'s' if layers != 1 else ''} to {folder}")
+    sizes = geometry(policy)
+    if group is not None:
+        sizes["group"] = group
+    write(folder, sizes, layers, seed, data=not headers)
+    what = "headers of " if headers else ""
+    typer.echo(f"wrote {what}{layers} layer{'s' if layers != 1 else ''} to {folder}")
 
 
 def geometry(policy: str | None) -> Sizes:
     """The sizes to write: a policy's contract before tensor parallelism, or small ones."""
     if policy is None:
-        return SMALL
+        return SMALL.copy()
     from sm70_moe.policy import load_policy
 
     contract = load_policy(policy).contract
@@ -57,7 +68,7 @@ def geometry(policy: str | None) -> Sizes:
     return cast("Sizes", sizes)
 
 
-def write(folder: Path, sizes: Sizes, layers: int, seed: int) -> None:
+def write(folder: Path, sizes: Sizes, layers: int, seed: int, data: bool) -> None:
     """Write with a progress bar on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TimeRemainingColumn
@@ -70,4 +81,4 @@ def write(folder: Path, sizes: Sizes, layers: int, seed: int) -> None:
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        write_sample(folder, layers=layers, seed=seed, progress=progress, **sizes)
+        write_sample(folder, layers=layers, seed=seed, progress=progress, data=data, **sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,12 +30,13 @@ def verify(
     tokens: Annotated[str, typer.Option("--tokens", help="Token counts, separated by commas.")] = "1,2,8,9,128",
     policy: Annotated[str | None, typer.Option("--policy", help="Policy name or file.")] = None,
     device: Annotated[str, typer.Option("--device", help='Where to run: "cpu" or "cuda:0".')] = "cpu",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the inputs.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31, help="Seed of the inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Load, admit, prepare and run a layer; exit 1 if any result leaves its bound."""
     check_ranks(("--rank", rank, tp))
     counts = token_counts(tokens)
+    check_device(device)
     events_to_stderr()
     results = run(folder, tp, rank, layer, counts, policy, device, seed)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -50,9 +52,24 @@ def verify(
 def token_counts(text: str) -> tuple[int, ...]:
     """ "1,2,8" as numbers; SettingsError on anything else."""
     items = text.split(",")
-    if not all(item.isascii() and item.isdigit() and 1 <= int(item) <= LARGEST_CALL for item in items):
+    if not all(re.fullmatch("[0-9]{1,4}", item) and 1 <= int(item) <= LARGEST_CALL for item in items):
         raise SettingsError(f"--tokens {text!r}: accepted are numbers from 1 to {LARGEST_CALL}, separated by commas")
     return tuple(map(int, items))
+
+
+def check_device(device: str) -> None:
+    """SettingsError for a device that torch does not have, or without torch."""
+    try:
+        import torch
+    except ImportError as error:
+        raise SettingsError(
+            f"verify runs kernels and needs torch ({error}); install the extra: pip install 'sm70-moe[torch]'"
+        ) from error
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise SettingsError(f"--device {device!r}: {first}; accepted are cpu and the GPUs of this torch") from error
 
 
 def run(

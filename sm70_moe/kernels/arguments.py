@@ -68,12 +68,23 @@ def check_overlap(inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torc
     """
     seen = dict(inputs)
     for name, tensor in outputs.items():
-        if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        if overlaps_itself(tensor):
             raise BackendError(f"{name}: strides {tensor.stride()} lay several elements on one address")
         for other, against in seen.items():
             if shares_memory(tensor, against):
                 raise BackendError(f"{name}: overlaps {other} in memory, expected a buffer of its own")
         seen[name] = tensor
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """May two elements of a tensor have one address? Each stride must step over all smaller ones."""
+    reach = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += step * (size - 1)
+    return False
 
 
 def check_weights(banks: Iterable[torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
@@ -87,8 +98,7 @@ def check_weights(banks: Iterable[torch.Tensor], outputs: Mapping[str, torch.Ten
 def bank_tensors(banks: Banks) -> Iterator[torch.Tensor]:
     """Every tensor of both banks; batched ones are one tensor."""
     for bank in (banks.w13, banks.w2):
-        for part in (bank.weights, bank.groups):
-            yield from (part,) if isinstance(part, torch.Tensor) else part
+        yield from bank.tensors
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -6,8 +6,10 @@ token's result then does not depend on which other tokens are in the call or whe
 long as the library multiplies the rows of one product alike (checked by tests on the CPU). It may
 depend on torch's number of threads.
 
-The ids are read on the host. On a GPU that waits for the device, so a call cannot be captured in a
-CUDA graph.
+On a CPU the ids are read to find which experts are asked for. On a GPU that would wait for the
+device, so there slots are gathered in blocks on the device itself, and a call can be captured in a
+CUDA graph. Both ways multiply the same rows in the same shapes. Banks with a tensor for each expert
+can only be asked by the host.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sm70_moe.kernels.blocks import blocks_of
 from sm70_moe.kernels.fma import fma32
 from sm70_moe.kernels.precision import full_fp32
 
@@ -76,9 +79,42 @@ def run_chunk(banks: Banks, call: Call) -> None:
     products = call.x.new_empty(tokens, top_k, banks.shape.hidden)
     if call.intermediate is not None:
         call.intermediate.zero_()
-    for visit in visits(call.ids, banks.shape.experts):
-        run_expert(banks, call, visit, products)
+    if on_device(banks, call):
+        run_blocks(banks, call, products)
+    else:
+        for visit in visits(call.ids, banks.shape.experts):
+            run_expert(banks, call, visit, products)
     combine(products, call.weights, valid, call.out)
+
+
+def on_device(banks: Banks, call: Call) -> bool:
+    """Must the host not be asked which experts the call wants?"""
+    return call.x.device.type != "cpu" and banks.w13.batched and banks.w2.batched
+
+
+def run_blocks(banks: Banks, call: Call, products: torch.Tensor) -> None:
+    """Both products of every block; nothing here waits for the device.
+
+    Rows that are not live read zeros and write to a row of their own behind all others.
+    """
+    slots, top_k = call.ids.numel(), call.ids.shape[1]
+    if not slots:
+        return
+    blocks = blocks_of(call.ids, banks.shape.experts, ROWS)
+    aside = products.new_empty(slots + 1, products.shape[2])
+    inner = products.new_empty(slots + 1, banks.shape.intermediate)
+    for block in range(len(blocks)):
+        expert, live = blocks.experts[block : block + 1], blocks.live[block]
+        target = torch.where(live, blocks.slots[block], slots)
+        rows = torch.where(live[:, None], call.x[blocks.slots[block] // top_k], 0)
+        both = product(rows, banks.w13.dequantise(expert).float()).to(call.x.dtype)
+        activations = activate(both, banks.layout.interleaved)
+        inner.index_copy_(0, target, activations)
+        aside.index_copy_(0, target, product(activations, banks.w2.dequantise(expert).float()).to(call.x.dtype))
+    products.copy_(aside[:slots].view_as(products))
+    if call.intermediate is not None:
+        valid = ((call.ids >= 0) & (call.ids < banks.shape.experts)).unsqueeze(-1)
+        call.intermediate.copy_(torch.where(valid, inner[:slots].view_as(call.intermediate), 0))
 
 
 def visits(ids: torch.Tensor, experts: int) -> Iterator[Visit]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm70_moe.decision import Finding, Reason
 from sm70_moe.facts import LayerFacts
-from sm70_moe.layout import BankLayout, BankShape
+from sm70_moe.layout import ORDERS, BankLayout, BankShape
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ class LegacyBackend:
     chunk_bytes: int = CHUNK_BYTES
     name: str = "legacy"
     native: bool = False
-    orders: Set[str] = frozenset({"tile32x8"})
+    orders: Set[str] = frozenset(ORDERS)
     options: Set[str] = frozenset()
 
     def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
@@ -70,7 +70,7 @@ class LegacyBackend:
 
     def prepare(self, source: WeightSource, layout: BankLayout, shape: BankShape, device: str) -> Banks:
         """Read this rank's weights into banks; every built-in backend reads the same ones."""
-        from sm70_moe.weights.banks import prepare
+        from sm70_moe.weights.loading import prepare
 
         return prepare(source, layout, shape, device)
 

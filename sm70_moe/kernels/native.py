@@ -1,51 +1,97 @@
-"""The backends that need the package's native build: declared, so that admission can speak of them."""
+"""The backends that run the package's own kernels (`qpn`, `grouped`, `indexed`)."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sm70_moe.decision import Finding
+from sm70_moe.decision import Finding, Reason
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import LayerFacts
+from sm70_moe.kernels.build import SOURCES
+from sm70_moe.kernels.launch import Driver, Launcher
+from sm70_moe.kernels.manifest import Manifest, load_manifests
+from sm70_moe.kernels.refusal import LaunchRefused, Refusal
+from sm70_moe.kernels.steps import STEPS, Route
 from sm70_moe.layout import BankLayout, BankShape
 
 if TYPE_CHECKING:
     import torch
 
+    from sm70_moe.kernels.bound import Bound
     from sm70_moe.weights.banks import Banks
     from sm70_moe.weights.codes import WeightSource
 
 HALF = 2
 """Bytes of an FP16 element."""
 
+DEPENDENT_FROM = 90
+"""sm_90 is the first architecture with programmatic dependent launch."""
+
 
 @dataclass(frozen=True, slots=True)
 class NativeBackend:
-    """A backend whose kernels come with the native build (`qpn`, `grouped`, `indexed`).
+    """A backend whose kernels come with the native build.
 
-    There is no such build yet: admission says so in its findings, and `run` refuses.
+    `folder` is another build than the package's own. `dependent`: kernels of a call may overlap
+    where the device can do that. `driver` stands in for CUDA in tests.
     """
 
     name: str
     native: bool = True
-    orders: Set[str] = frozenset({"tile32x8"})
     options: Set[str] = frozenset()
+    folder: Path | None = None
+    dependent: bool = True
+    driver: Callable[[], Driver] | None = field(default=None, compare=False)
+    _state: _State = field(default_factory=lambda: _State(), compare=False, repr=False)
+
+    @property
+    def route(self) -> Route | None:
+        """How its calls are run; None as long as nobody wrote its kernels."""
+        return STEPS.get(self.name)
+
+    @property
+    def orders(self) -> Set[str]:
+        return self.route.orders if self.route else frozenset({"tile32x8"})
+
+    def configured(self, folder: Path | None, dependent: bool) -> NativeBackend:
+        """The same backend for another build, or with dependent launch on or off."""
+        return replace(self, folder=folder, dependent=dependent, _state=_State())
 
     def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
-        """Nothing beyond the policy's contract and the checks of the native build."""
-        return ()
+        """Sizes that the kernels' manifests do not accept; sizes that nobody gave are the contract's matter."""
+        return tuple(self._misfits(facts))
+
+    def _misfits(self, facts: LayerFacts) -> Iterator[Finding]:
+        given = {
+            "hidden": facts.hidden,
+            "intermediate": facts.intermediate_per_rank,
+            "experts": facts.experts,
+            "top_k": facts.top_k,
+        }
+        sizes = {name: size for name, size in given.items() if size is not None}
+        for source in self.route.sources if self.route else ():
+            for name, accepted in self._state.manifests[source].misfits(sizes):
+                yield Finding.failed(f"kernel {source} {name}", REASONS[name], accepted, sizes[name])
 
     def scratch(self, shape: BankShape, top_k: int, tokens: int) -> int:
-        """Bytes of the FP16 activations between W13 and W2, (M, k, I)."""
-        return tokens * top_k * shape.intermediate * HALF
+        """Bytes of the FP16 activations between W13 and W2, (M, k, I), and of what the kernels keep."""
+        return tokens * top_k * shape.intermediate * HALF + (self.route.scratch if self.route and tokens else 0)
 
     def prepare(self, source: WeightSource, layout: BankLayout, shape: BankShape, device: str) -> Banks:
         """Read this rank's weights into banks; every built-in backend reads the same ones."""
-        from sm70_moe.weights.banks import prepare
+        from sm70_moe.weights.loading import prepare
 
         return prepare(source, layout, shape, device)
+
+    def ready(self, banks: Banks, top_k: int) -> None:
+        """Load and plan everything for a layer now: calls after that allocate nothing."""
+        self._bind(banks).ready(top_k)
 
     def run(
         self,
@@ -55,9 +101,90 @@ class NativeBackend:
         weights: torch.Tensor,
         out: torch.Tensor,
         intermediate: torch.Tensor | None = None,
-    ) -> NoReturn:
-        """Refuse: raises BackendError."""
-        raise BackendError(
-            f"backend {self.name!r}: no native build in this installation; "
-            f"admission keeps such layers on backend 'legacy' (flag auto or 0)"
-        )
+    ) -> None:
+        """Write the layer's output on torch's current stream; see `Backend.run`.
+
+        Raises BackendError without a build or kernels for this device, and for arguments that the
+        route's call conditions exclude; LaunchRefused with the driver's text.
+        """
+        # found by a tensor and not by the Banks: a tensor tells when it goes away
+        bound = self._state.bound.get(id(banks.w13.planes["words"])) if self._state.bound else None
+        (bound or self._bind(banks))(banks, x, ids, weights, out, intermediate)
+
+    def self_test(self, device: str) -> str:
+        """The known-answer call on "cuda:N": "" is right, other text says what went wrong.
+
+        On devices with dependent launch it is tried with and, if that fails, without; later calls
+        do what passed.
+        """
+        from sm70_moe.kernels.selftest import self_test
+
+        try:
+            route, launcher = self._require_route(), self.launcher(device)
+            may = self._may_depend(launcher)
+            problem = self_test(launcher, route, may)
+            if problem and may:
+                self._state.plain.add(launcher.device)
+                problem = self_test(launcher, route, False)
+            return problem
+        except LaunchRefused as refused:
+            return Refusal(str(refused))
+        except BackendError as error:
+            return str(error)
+
+    def launcher(self, device: str) -> Launcher:
+        """The kernels on a device, opened once. Raises BackendError where there is no build, or a stale one."""
+        with self._state.lock:
+            if device not in self._state.launchers:
+                driver = self.driver() if self.driver else None
+                self._state.launchers[device] = Launcher.open(device, self.folder, driver)
+            return self._state.launchers[device]
+
+    def _bind(self, banks: Banks) -> Bound:
+        from sm70_moe.kernels.bound import Bound
+
+        route = self._require_route()
+        anchor = banks.w13.planes["words"]
+        bound = self._state.bound.get(id(anchor))
+        if bound is None:
+            launcher = self.launcher(str(banks.device))
+            bound = Bound(self.name, launcher, route, banks, self._may_depend(launcher))
+            self._state.bound[id(anchor)] = bound
+            weakref.finalize(anchor, self._state.bound.pop, id(anchor), None).atexit = False
+        return bound
+
+    def _may_depend(self, launcher: Launcher) -> bool:
+        able = int(launcher.architecture.removeprefix("sm_")) >= DEPENDENT_FROM
+        return self.dependent and able and launcher.device not in self._state.plain
+
+    def _require_route(self) -> Route:
+        if self.route is None:
+            raise BackendError(f"backend {self.name!r}: this release has no kernels for it")
+        return self.route
+
+
+REASONS = {
+    "hidden": Reason.HIDDEN,
+    "intermediate": Reason.INTERMEDIATE,
+    "experts": Reason.EXPERTS,
+    "top_k": Reason.TOP_K,
+    "group": Reason.PREPARED_GROUP,
+}
+"""What a size that no kernel takes is called in a finding."""
+
+
+class _State:
+    """What a backend has opened: launchers by device, layers by the identity of a tensor of theirs.
+
+    `plain` are devices on which dependent launch failed its self-test.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.launchers: dict[str, Launcher] = {}
+        self.bound: dict[int, Bound] = {}
+        self.plain: set[int] = set()
+
+    @cached_property
+    def manifests(self) -> Mapping[str, Manifest]:
+        return load_manifests(SOURCES)

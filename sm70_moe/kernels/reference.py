@@ -1,4 +1,4 @@
-"""What a layer must compute: FP64, with the rounding points of CONTRACT 8, straight from AWQ words.
+"""What a layer must compute: FP64, with the rounding points of CONTRACT 8, straight from stored weights.
 
 Independent on purpose: numpy only, its own unpacking, its own loops, and nothing of the code that
 it judges. A rank's share is cut out of the whole matrices row by row, with no re-grouping step, so
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,31 @@ Fused = Callable[[Floats, Floats, Floats], Floats]
 
 NIBBLE_OF_COLUMN = (0, 4, 1, 5, 2, 6, 3, 7)
 """CONTRACT 6: where logical column j of eight sits in its word."""
+
+
+class Matrix(Protocol):
+    """One quantised matrix, whole, in any format."""
+
+    def weights(self, rows: slice, columns: slice) -> Floats:
+        """Decoded FP16 weights of a part, as FP64: round16(q * scale + round16(-zero * scale))."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodedMatrix:
+    """One matrix as plain numbers: codes (K, N) and zeros (G, N) in 0..15, scales FP16 (G, N).
+
+    `groups` (K,) is the group of each row, so that nothing is assumed about how they lie.
+    """
+
+    codes: Array
+    zeros: Array
+    scales: Array
+    groups: Array
+
+    def weights(self, rows: slice, columns: slice) -> Floats:
+        """Decoded FP16 weights of a part of the matrix, as FP64."""
+        part = widen(self.codes[rows, columns])
+        return decoded(part, widen(self.zeros[:, columns]), self.scales[:, columns], self.groups[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +71,18 @@ class AwqMatrix:
             )
 
     def weights(self, rows: slice, columns: slice) -> Floats:
-        """Decoded FP16 weights of a part of the matrix, as FP64: round16(q * scale + round16(-zero * scale))."""
-        group_of_row = np.arange(self.qweight.shape[0])[rows] // self.group
-        scales = widen(self.scales[:, columns])
-        biases = FP16.round(-nibbles(self.qzeros, columns) * scales)
-        codes = nibbles(self.qweight[rows], columns)
-        # 4-bit code times FP16 scale plus FP16 bias needs at most 46 bits: exact in FP64, so this rounds once
-        return FP16.round(codes * scales[group_of_row] + biases[group_of_row])
+        """Decoded FP16 weights of a part of the matrix, as FP64."""
+        groups = np.arange(self.qweight.shape[0])[rows] // self.group
+        codes, zeros = nibbles(self.qweight[rows], columns), nibbles(self.qzeros, columns)
+        return decoded(codes, zeros, self.scales[:, columns], groups)
+
+
+def decoded(codes: Floats, zeros: Floats, scales: Array, groups: Array) -> Floats:
+    """Weights of codes (R, C), zeros and scales (G, C); `groups` (R,) is the group of each row."""
+    wide = widen(scales)
+    biases = FP16.round(-zeros * wide)
+    # 4-bit code times FP16 scale plus FP16 bias needs at most 46 bits: exact in FP64, so this rounds once
+    return FP16.round(codes * wide[groups] + biases[groups])
 
 
 def nibbles(words: Array, columns: slice) -> Floats:
@@ -71,9 +101,9 @@ def nibbles(words: Array, columns: slice) -> Floats:
 class AwqExpert:
     """One expert's whole matrices: gate and up (H, I of all ranks), down (I of all ranks, H)."""
 
-    gate: AwqMatrix
-    up: AwqMatrix
-    down: AwqMatrix
+    gate: Matrix
+    up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True)

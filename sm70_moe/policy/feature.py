@@ -85,5 +85,5 @@ class Feature(Frozen):
     native: bool = False
     interleaves_w13: bool = False
     layer_lists: bool = False
-    metadata: Literal["3-byte"] | None = None
+    metadata: Literal["3-byte", "2.5-byte"] | None = None
     batches: bool = False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import lcm
 
 from sm70_moe.grouping import SMALLEST_GROUP
-from sm70_moe.layout import TILE_COLUMNS
+from sm70_moe.layout import ORDERS, TILE32X8, Order
 from sm70_moe.policy.contract import Contract
 from sm70_moe.policy.draft import Draft
 from sm70_moe.policy.fault import Fault
@@ -18,7 +19,9 @@ WEIGHTS = ("contract", "weights")
 
 def geometry_faults(draft: Draft) -> Iterator[Fault]:
     """Faults of the contract's sizes, and of call conditions against them."""
-    yield from tiles(draft.contract)
+    for order in dict.fromkeys(route.order for _, route in draft.routes) or (TILE32X8.name,):
+        if order in ORDERS:  # a plug-in knows the sizes of its own
+            yield from banks(draft.contract, ORDERS[order])
     yield from groups(draft.contract)
     yield from experts(draft.contract)
     for place, route in draft.routes:
@@ -31,11 +34,11 @@ def multiple(where: KeyPath, value: int | None, divisor: int | None, why: str) -
         yield Fault(where, f"{value} ({value} % {divisor} = {value % divisor})", f"a multiple of {divisor}: {why}")
 
 
-def tiles(contract: Contract) -> Iterator[Fault]:
-    """W13 has 2 x intermediate columns, W2 has hidden columns; banks are tiles of 32."""
-    why = f"banks are tiles of {TILE_COLUMNS} columns"
-    yield from multiple(("contract", "hidden"), contract.hidden, TILE_COLUMNS, why)
-    yield from multiple(("contract", "intermediate"), contract.intermediate, TILE_COLUMNS // 2, f"{why}, gate and up")
+def banks(contract: Contract, order: Order) -> Iterator[Fault]:
+    """W13 is (hidden, 2 x intermediate), W2 (intermediate, hidden): K in whole blocks, N in whole tiles."""
+    why = f"{order.name} banks have {order.rows} rows in a block and {order.tile} columns in a tile"
+    yield from multiple(("contract", "hidden"), contract.hidden, lcm(order.rows, order.tile), why)
+    yield from multiple(("contract", "intermediate"), contract.intermediate, lcm(order.rows, order.tile // 2), why)
 
 
 def groups(contract: Contract) -> Iterator[Fault]:

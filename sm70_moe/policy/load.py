@@ -44,22 +44,42 @@ def load_policy(name_or_path: str | os.PathLike[str], *, backends: Iterable[str]
 
 
 def load_policies(name: str | None) -> tuple[Policy, ...]:
-    """The named policy alone, or all shipped ones if none is named; `choose_policy` picks among them."""
-    return shipped_policies() if name is None else (load_policy(name),)
+    """The policies that may speak about a layer; `choose_policy` picks among them.
+
+    All shipped ones if none is named; the named one alone; for a folder, its `*.toml` files beside
+    the shipped ones, a file's policy in the place of a shipped one of the same name.
+    """
+    if name is None:
+        return shipped_policies()
+    if not Path(name).is_dir():
+        return (load_policy(name),)
+    own = load_all(sorted(Path(name).glob("*.toml")))
+    if not own:
+        raise PolicyError([f"{name}: the folder has no policy; accepted are files named *.toml"])
+    return tuple({policy.name: policy for policy in (*shipped_policies(), *own)}.values())
 
 
 def shipped_policies() -> tuple[Policy, ...]:
     """Every shipped policy, by name. Raises PolicyError with the problems of all of them."""
-    policies: list[Policy] = []
+    return load_all(shipped_files())
+
+
+def load_all(paths: Iterable[Path]) -> tuple[Policy, ...]:
+    """The policies of these files, by name; two files of one name are a problem like others."""
+    policies: dict[str, Policy] = {}
     problems: list[str] = []
-    for path in shipped_files():
+    for path in paths:
         try:
-            policies.append(load_file(path, None))
+            policy = load_file(path, None)
         except PolicyError as error:
             problems += error.problems
+            continue
+        if policy.name in policies:
+            problems.append(f"{path}: name: found {policy.name!r}, which {policies[policy.name].origin} has as well")
+        policies[policy.name] = policy
     if problems:
         raise PolicyError(problems)
-    return tuple(sorted(policies, key=lambda policy: policy.name))
+    return tuple(policies[name] for name in sorted(policies))
 
 
 def shipped_files() -> list[Path]:

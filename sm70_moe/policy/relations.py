@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from sm70_moe.policy.draft import Draft
 from sm70_moe.policy.fault import Fault
 from sm70_moe.policy.wording import one_of, shown
+from sm70_moe.variables import PREFIXES, SETTINGS, own_name
 
 
 def relation_faults(draft: Draft, unknown_backends: Callable[[Iterable[str]], dict[str, str]]) -> Iterator[Fault]:
@@ -15,6 +16,7 @@ def relation_faults(draft: Draft, unknown_backends: Callable[[Iterable[str]], di
     yield from cycles(draft)
     yield from kinds(draft)
     yield from variables(draft)
+    yield from own_names(draft)
     yield from route_names(draft)
     yield from route_features(draft)
     yield from backends(draft, unknown_backends)
@@ -83,6 +85,18 @@ def variables(draft: Draft) -> Iterator[Fault]:
 def implied(feature: str) -> str:
     """The variable that a feature has without naming it."""
     return f"SM70_MOE_{feature.upper()}"
+
+
+def own_names(draft: Draft) -> Iterator[Fault]:
+    """Names that settings own, and variables that nobody would read."""
+    taken = {name for row in SETTINGS for name in row.names}
+    for feature, declared in draft.features.items():
+        if own_name(feature) in taken:
+            yield Fault(("features", feature), shown(feature), f"another name: {own_name(feature)} is a setting", "name")
+        for place, name in enumerate(declared.env):
+            if not name.startswith(PREFIXES):
+                accepted = f"a name that begins with {' or '.join(PREFIXES)}"
+                yield Fault(("features", feature, "env", place), shown(name), accepted, "never read")
 
 
 def route_names(draft: Draft) -> Iterator[Fault]:

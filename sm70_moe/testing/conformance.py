@@ -17,6 +17,7 @@ from sm70_moe.kernels import Backend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.weights.banks import Banks
 
+MEMBERS = ("name", "native", "orders", "options", "check", "scratch", "prepare", "run")
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, GROUP = 256, 64, 8, 4, 32
 
 
@@ -33,7 +34,10 @@ def check_backend(backend: Backend, *, device: str = "cpu", tokens: tuple[int, .
     Needs a backend that takes FP16 activations and any geometry, or this one: hidden 256, 64
     intermediate, 8 experts, top-4, groups of 32.
     """
-    broken: list[str] = []
+    broken = [f"the protocol has {name}, this backend has not" for name in MEMBERS if not hasattr(backend, name)]
+    broken += [] if broken or backend.orders else ["orders: it reads no banks, so no route can use it"]
+    if broken:
+        return broken
     source = SyntheticLayer(EXPERTS, HIDDEN, INTERMEDIATE, GROUP)
     for order in sorted(backend.orders):
         for layout in layouts(order):
@@ -63,8 +67,11 @@ class Case:
             "an output over an input is refused": self.overlap,
         }
         for name, holds in clauses.items():
-            if not holds():
-                yield name
+            try:
+                if not holds():
+                    yield name
+            except Exception as error:  # a backend that raises breaks the clause; the others are still asked
+                yield f"{name}: it raised {type(error).__name__}: {error}"
 
     def output(self, call: Call) -> torch.Tensor:
         out = torch.full_like(call.x, torch.nan)

@@ -2,67 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from sm70_moe.errors import BackendError
-from sm70_moe.layout import WORD_ROWS, BankLayout, BankShape, Metadata
-from sm70_moe.weights import metadata as group_metadata
-from sm70_moe.weights import tiles
-from sm70_moe.weights.codes import Codes, ExpertCodes, WeightSource
+from sm70_moe.layout import PLANE_ALIGNMENT, WORDS, BankLayout, BankShape, Metadata, Plane
+from sm70_moe.weights.codes import ExpertCodes
+from sm70_moe.weights.orders import packing_of
+from sm70_moe.weights.packing import Packing, Planes
+from sm70_moe.weights.rows import ExpertRows, Rows
 
-Progress = Callable[[int, int], None]
-"""Called with the number of experts done and of all experts."""
+DTYPES = {"int32": torch.int32, "float16": torch.float16, "uint8": torch.uint8}
+
+Stack = torch.Tensor | Sequence[torch.Tensor]
+"""One tensor with the experts first (batched banks), or one tensor for each expert."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bank:
     """One matrix of every expert, K = `rows` and N = `columns`.
 
-    `weights` are INT32 (N/32, K/8, 32) per expert, `groups` the metadata in the form `stored`;
-    batched banks are one tensor with the experts first, others a list of tensors.
+    `planes` are contiguous tensors by name ("words", and "metadata" or "scales" and "zeros"), each
+    at a multiple of 256 bytes; `layout.Order.planes` has their shapes. In a batched bank a plane is
+    one tensor with the experts first, and an expert's bytes start at a multiple of the order's
+    `record`, so that a kernel can take `data_ptr()`.
     """
 
     rows: int
     columns: int
+    packing: Packing
     stored: Metadata
-    weights: torch.Tensor | Sequence[torch.Tensor]
-    groups: torch.Tensor | Sequence[torch.Tensor]
+    planes: Mapping[str, Stack]
 
     @classmethod
     def allocate(cls, rows: int, columns: int, experts: int, layout: BankLayout, device: torch.device) -> Bank:
-        """A bank with undefined contents. Raises BackendError if the group or a word does not divide K."""
-        if layout.group < 1 or rows % layout.group or rows % WORD_ROWS:
-            raise BackendError(f"bank with K = {rows}: accepted are multiples of group {layout.group} and {WORD_ROWS}")
-        words = tiles.tile_shape(rows, columns)
-        groups = group_metadata.metadata_shape(layout.metadata, rows // layout.group, columns)
+        """A bank with undefined contents. Raises BackendError for an unknown order and for sizes that
+        it does not hold.
+        """
+        packing = packing_of(layout.order)
+        fault = packing.order.fault(layout.metadata, rows, columns, layout.group)
+        if fault is not None:
+            raise BackendError(f"bank in order {layout.order!r} with {fault}")
+        planes = packing.order.planes(layout.metadata, rows, columns, layout.group)
+        stacks = {plane.name: _stack(plane, experts, layout.batched, device) for plane in planes}
+        return cls(rows, columns, packing, layout.metadata, stacks)
 
-        def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | list[torch.Tensor]:
-            if layout.batched:
-                return torch.empty((experts, *shape), dtype=dtype, device=device)
-            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(experts)]
-
-        dtype = group_metadata.DTYPES[layout.metadata]
-        return cls(rows, columns, layout.metadata, empty(words, torch.int32), empty(groups, dtype))
+    @property
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Every tensor of every plane."""
+        for stack in self.planes.values():
+            yield from (stack,) if isinstance(stack, torch.Tensor) else stack
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for bank in (self.weights, self.groups) for tensor in bank)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
-    def fill(self, expert: int, codes: Codes) -> None:
+    @property
+    def batched(self) -> bool:
+        """Is each plane one tensor, so that an expert can be picked without asking the host?"""
+        return all(isinstance(stack, torch.Tensor) for stack in self.planes.values())
+
+    def of(self, expert: int | torch.Tensor) -> Planes:
+        """The planes of one expert: views; copies where a tensor (1,) on the device names the expert.
+
+        Only a batched bank can be asked in the second way, and nothing is synchronised then.
+        """
+        if isinstance(expert, int):
+            return {name: stack[expert] for name, stack in self.planes.items()}
+        return {name: torch.index_select(whole(stack), 0, expert)[0] for name, stack in self.planes.items()}
+
+    def fill(self, expert: int, rows: Rows) -> None:
         """Write one expert's matrix; dtypes and shapes were checked by `Banks.fill`."""
-        self.weights[expert].copy_(tiles.pack(codes.codes))
-        self.groups[expert].copy_(group_metadata.encode(self.stored, codes.scales, codes.zeros))
+        values = {WORDS: self.packing.place(rows.words)}
+        values.update(self.packing.encode(self.stored, rows.scales, rows.zeros))
+        for name, plane in self.of(expert).items():
+            plane.copy_(values[name].view(plane.shape))
+
+    def take(self, expert: int) -> Rows:
+        """One expert's matrix as it was written; of zeros, those of `metadata.zeros_of`."""
+        planes = self.of(expert)
+        words = self.packing.columns(planes[WORDS], self.columns).t().contiguous()
+        scales, zeros = self.packing.zeros(self.stored, planes)
+        return Rows(words, zeros, scales)
 
     def metadata(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """FP16 scale and bias of one expert, each (K/g, N), the same bits from either metadata."""
-        return group_metadata.decode(self.stored, self.groups[expert])
+        """FP16 scale and bias of one expert, each (K/g, N), the same bits from any metadata."""
+        return self.packing.groups(self.stored, self.of(expert))
 
-    def dequantise(self, expert: int) -> torch.Tensor:
-        """FP16 weights (N, K) of one expert, a row for each column as it lies in the bank."""
-        return tiles.dequantise(self.weights[expert], *self.metadata(expert))
+    def dequantise(self, expert: int | torch.Tensor) -> torch.Tensor:
+        """FP16 weights (N, K) of one expert, a row for each column as it lies in the bank; see `of`."""
+        return self.packing.dequantise(self.stored, self.of(expert), self.columns)
+
+
+def whole(stack: Stack) -> torch.Tensor:
+    """The tensor of a batched plane."""
+    if not isinstance(stack, torch.Tensor):
+        raise BackendError("banks with a tensor for each expert: accepted are batched banks")
+    return stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +134,7 @@ class Banks:
             more = f" and {len(absent) - 8} more" if len(absent) > 8 else ""
             raise BackendError(f"banks have no weights for experts {shown}{more} of {self.shape.experts}")
 
-    def fill(self, expert: int, codes: ExpertCodes) -> None:
+    def fill(self, expert: int, given: ExpertCodes | ExpertRows) -> None:
         """Write one expert in place; only temporaries of this expert are made.
 
         Different experts may be filled from different threads. Raises BackendError for an expert,
@@ -104,53 +142,65 @@ class Banks:
         """
         if not 0 <= expert < self.shape.experts:
             raise BackendError(f"expert {expert}; accepted are 0 to {self.shape.experts - 1}")
-        inner, outer = self.shape.intermediate, self.shape.hidden
-        for name, matrix, k, n in (
-            ("gate", codes.gate, outer, inner),
-            ("up", codes.up, outer, inner),
-            ("down", codes.down, inner, outer),
-        ):
-            _require(f"expert {expert} {name}", matrix, k, n, self.layout.group)
         self.filled.discard(expert)
-        self.w13.fill(expert, _join(codes.gate, codes.up, self.layout.interleaved))
-        self.w2.fill(expert, codes.down)
+        found = ExpertRows.of(given) if isinstance(given, ExpertCodes) else given
+        inner, outer, group = self.shape.intermediate, self.shape.hidden, self.layout.group
+        found.gate.require(f"expert {expert} gate", outer, inner, group)
+        found.up.require(f"expert {expert} up", outer, inner, group)
+        found.down.require(f"expert {expert} down", inner, outer, group)
+        self.w13.fill(expert, _join(found.gate, found.up, self.layout.interleaved))
+        self.w2.fill(expert, found.down)
         self.filled.add(expert)
+
+    def take(self, expert: int) -> ExpertRows:
+        """One expert as it was written: what `fill` takes."""
+        gate, up = _part(self.w13.take(expert), self.layout.interleaved)
+        return ExpertRows(gate, up, self.w2.take(expert))
+
+
+def convert(banks: Banks, layout: BankLayout) -> Banks:
+    """The same weights in another layout; both hold what the other does, so that converting back
+    gives the same bytes.
+
+    Four bytes do not hold a zero that changes no weight (`metadata.zeros_of`): there, and only
+    there, it becomes another one. Raises BackendError for another group, banks that are not
+    complete, and what `allocate` refuses.
+    """
+    if layout.group != banks.layout.group:
+        raise BackendError(f"convert group {banks.layout.group} to {layout.tag}: accepted is the same group")
+    banks.require_complete()
+    found = allocate(layout, banks.shape, banks.device)
+    for expert in range(banks.shape.experts):
+        found.fill(expert, banks.take(expert))
+    return found
 
 
 def allocate(layout: BankLayout, shape: BankShape, device: str | torch.device) -> Banks:
-    """Banks without weights. Raises BackendError for an order other than this module's, or sizes
-    that the group or a word does not divide.
-    """
-    if layout.order != tiles.ORDER:
-        raise BackendError(f"bank order {layout.order!r}; accepted is {tiles.ORDER!r}")
+    """Banks without weights. Raises BackendError for an unknown order, or sizes that it does not hold."""
     place = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors have it
     w13 = Bank.allocate(shape.hidden, 2 * shape.intermediate, shape.experts, layout, place)
     w2 = Bank.allocate(shape.intermediate, shape.hidden, shape.experts, layout, place)
     return Banks(layout, shape, place, w13, w2)
 
 
-def prepare(
-    source: WeightSource,
-    layout: BankLayout,
-    shape: BankShape,
-    device: str | torch.device,
-    progress: Progress | None = None,
-) -> Banks:
-    """Read every expert of a rank into new banks.
+def _stack(plane: Plane, experts: int, batched: bool, device: torch.device) -> Stack:
+    if batched:
+        return aligned((experts, *plane.shape), DTYPES[plane.dtype], device)
+    return [aligned(plane.shape, DTYPES[plane.dtype], device) for _ in range(experts)]
 
-    Raises BackendError if source and shape disagree, and what the source raises.
+
+def aligned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A contiguous tensor without values whose address is a multiple of PLANE_ALIGNMENT.
+
+    torch's own CPU memory starts at multiples of 64 only.
     """
-    if source.experts != shape.experts:
-        raise BackendError(f"source with {source.experts} experts for banks with {shape.experts}")
-    banks = allocate(layout, shape, device)
-    for expert in range(shape.experts):
-        banks.fill(expert, source.read(expert, layout.group))
-        if progress is not None:
-            progress(expert + 1, shape.experts)
-    return banks
+    size = torch.Size(shape).numel() * dtype.itemsize
+    slab = torch.empty(size + PLANE_ALIGNMENT - 1, dtype=torch.uint8, device=device)
+    start = -slab.data_ptr() % PLANE_ALIGNMENT
+    return slab[start : start + size].view(dtype).view(shape)
 
 
-def _join(gate: Codes, up: Codes, interleaved: bool) -> Codes:
+def _join(gate: Rows, up: Rows, interleaved: bool) -> Rows:
     """Gate and up as one matrix: columns 2c and 2c + 1, or all gates first."""
 
     def both(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -158,16 +208,15 @@ def _join(gate: Codes, up: Codes, interleaved: bool) -> Codes:
             return torch.stack((first, second), dim=-1).flatten(1)
         return torch.cat((first, second), dim=1)
 
-    return Codes(both(gate.codes, up.codes), both(gate.zeros, up.zeros), both(gate.scales, up.scales))
+    return Rows(both(gate.words, up.words), both(gate.zeros, up.zeros), both(gate.scales, up.scales))
 
 
-def _require(name: str, codes: Codes, rows: int, columns: int, group: int) -> None:
-    for kind, tensor, dtype, height in (
-        ("codes", codes.codes, torch.uint8, rows),
-        ("zeros", codes.zeros, torch.uint8, rows // group),
-        ("scales", codes.scales, torch.float16, rows // group),
-    ):
-        if tensor.dtype is not dtype or tensor.shape != (height, columns):
-            raise BackendError(
-                f"{name}: {kind} are {tensor.dtype} {list(tensor.shape)}; accepted is {dtype} {[height, columns]}"
-            )
+def _part(both: Rows, interleaved: bool) -> tuple[Rows, Rows]:
+    """What `_join` joined."""
+
+    def halves(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        middle = values.shape[1] // 2
+        return (values[:, 0::2], values[:, 1::2]) if interleaved else (values[:, :middle], values[:, middle:])
+
+    parts = (halves(both.words), halves(both.zeros), halves(both.scales))
+    return Rows(*(gate for gate, _ in parts)), Rows(*(up for _, up in parts))

@@ -7,40 +7,30 @@ error that names both, because one of them belongs to another model.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm70_moe.errors import CheckpointError
 from sm70_moe.facts import LayerFacts
-from sm70_moe.grouping import matrix_group
 from sm70_moe.weights.config import ModelConfig, read_config
+from sm70_moe.weights.formats import BITS, WEIGHT, Format, Part, accepted, find
 from sm70_moe.weights.headers import Headers, TensorEntry, read_headers
-from sm70_moe.weights.names import SCHEMES, Census, Scheme, Tails, group_by_layer, layer_index
+from sm70_moe.weights.identity import identify
+from sm70_moe.weights.names import SCHEMES, Census, Scheme, Tails, group_by_layer, layer_index, neighbours
 from sm70_moe.weights.quantization import Quantization
-from sm70_moe.weights.shapes import (
-    QWEIGHT,
-    QZEROS,
-    WEIGHT,
-    Geometry,
-    check_groups,
-    check_tensors,
-    is_awq_gemm,
-    kinds,
-    measure,
-)
-
-READABLE_BITS = 4
+from sm70_moe.weights.shapes import Geometry, check_divides, check_groups, check_tensors, measure
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLayer:
     """One layer's experts, as far as headers and config tell.
 
-    `name` ends in ".experts"; `experts` is the highest number of an expert, plus one. `missing`
-    are full names of tensors that a complete layer would have. `notes` tell where config.json and
-    the tensors disagree about what is quantised. `scheme` is None if no known scheme names the
-    tensors.
+    `name` ends in ".experts"; `index` is None for layers outside the model's own numbering.
+    `experts` is the highest number of an expert, plus one. `missing` are full names of tensors that
+    a complete layer would have. `notes` tell where config.json and the tensors disagree, and what
+    happens to the layer's numbers. `scheme` is None if no known scheme names the tensors, `form`
+    if no reader knows the format. `parts` are the tensors that each matrix must have, `beside` what
+    stands next to the experts and is left alone ("shared experts", "router").
     """
 
     name: str
@@ -51,6 +41,9 @@ class CheckpointLayer:
     missing: tuple[str, ...]
     bias: bool
     notes: tuple[str, ...]
+    form: Format | None
+    parts: tuple[Part, ...]
+    beside: tuple[str, ...]
     tails: Tails = field(repr=False, compare=False)
 
     @property
@@ -58,8 +51,8 @@ class CheckpointLayer:
         return not self.missing
 
     def entry(self, expert: int, matrix: str, kind: str) -> TensorEntry | None:
-        """Header entry of one tensor; `matrix` is the scheme's own name for it."""
-        return self.tails.get(f"{expert}.{matrix}.{kind}")
+        """Header entry of one tensor; `matrix` is the scheme's own name for it. Stacked experts share one."""
+        return None if self.scheme is None else self.tails.get(self.scheme.tail(expert, matrix, kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +75,11 @@ class Checkpoint:
         config = read_config(root)
         headers = read_headers(root)
         known: list[Census] = []
+        found, others = group_by_layer(headers.shards.values())
+        beside = neighbours(found, others)
         layers = tuple(
-            _layer(name, tails, Census.shared(tails, known), config)
-            for name, tails in group_by_layer(headers.shards.values()).items()
+            _layer(name, tails, Census.shared(tails, known), config, headers, beside[name])
+            for name, tails in found.items()
         )
         return cls(root, config, headers, layers)
 
@@ -100,7 +95,7 @@ class Checkpoint:
         """Sizes of an expert by the tensors; None if the format's shapes are not understood.
 
         Raises CheckpointError for an incomplete layer, sizes other than config.json's, and scales
-        without K / g rows.
+        without K / g groups.
         """
         _require_complete(layer)
         if layer.scheme is None:
@@ -109,9 +104,10 @@ class Checkpoint:
         found = measure(layer.name, layer.tails, layer.scheme, layer.quantization)
         if found is not None:
             _agree(layer.name, "hidden size", self.config.hidden, found.hidden)
-            _agree(layer.name, "intermediate size", self.config.intermediate, found.intermediate)
-        if found is not None and is_awq_gemm(layer.quantization):
-            check_groups(layer.name, layer.tails, layer.scheme, found, layer.quantization.group)
+            declared = self.config.intermediate if self.config.of_experts else None
+            _agree(layer.name, "intermediate size", declared, found.intermediate)
+        if found is not None and layer.form is not None:
+            check_groups(layer.name, layer.tails, layer.scheme, found, layer.form, layer.quantization.group)
         return found
 
     def facts(
@@ -146,9 +142,9 @@ class Checkpoint:
             zero_point=quantization.zero_point,
             checkpoint_group=quantization.group,
             activation=config.activation,
-            gated=True if known else None,
+            gated=layer.scheme.gated if layer.scheme else None,
             bias=layer.bias if known else None,
-            # a scheme with three matrices per expert comes from models that weight the output
+            # the schemes that are known come from models that weight the output
             router_weight_on_input=False if known else None,
             activations=config.dtype,
             tensor_parallel=tensor_parallel,
@@ -173,75 +169,66 @@ class Checkpoint:
                 + " and ".join("/".join(scheme.matrices) for scheme in SCHEMES)
             )
         quantization = layer.quantization
-        if geometry is None or not is_awq_gemm(quantization) or quantization.bits != READABLE_BITS:
+        if geometry is None or layer.form is None or quantization.bits != BITS:
             raise CheckpointError(
                 f"{layer.name}: format {quantization.format}, packing {quantization.packing}, bits "
-                f"{quantization.bits}; accepted is format awq, packing gemm, bits {READABLE_BITS}"
+                f"{quantization.bits}; accepted are {accepted()}"
             )
-        _check_divides(layer, geometry)
-        check_tensors(layer.name, layer.tails, layer.scheme, geometry, quantization, layer.experts)
+        check_divides(layer.name, geometry, quantization.group)
+        assert quantization.group is not None
+        check_tensors(layer.name, layer.tails, layer.scheme, geometry, layer.parts, quantization.group, layer.experts)
         return geometry
 
 
-def _layer(name: str, tails: Tails, census: Census, config: ModelConfig) -> CheckpointLayer:
-    quantization, notes = _quantization(name, census, config)
-    experts = max((*census.experts, -1)) + 1
+def _layer(
+    name: str, tails: Tails, census: Census, config: ModelConfig, headers: Headers, beside: tuple[str, ...]
+) -> CheckpointLayer:
+    quantization, notes = identify(name, tails, census, config, headers)
+    form, scheme = find(quantization.format, quantization.packing), census.scheme
+    stacked = scheme is not None and scheme.stacked
+    parts = form.parts(census.kinds, quantization.zero_point, stacked) if form else ()
+    experts = _stacked(tails) if stacked else max((*census.experts, -1)) + 1
     # one number more than there are experts is sure to show a gap, and a silly number costs nothing
-    needed = min(max(experts, config.experts or 0), len(census.experts) + 1) if census.scheme else 0
-    missing = census.missing(kinds(quantization, census.kinds), needed)
+    needed = min(max(experts, config.experts or 0), len(census.experts) + 1) if scheme else 0
+    kinds = (WEIGHT,) if quantization.format == "none" else tuple(part.kind for part in parts)
     return CheckpointLayer(
         name=name,
         index=layer_index(name),
         quantization=quantization,
-        scheme=census.scheme,
+        scheme=scheme,
         experts=experts,
-        missing=tuple(f"{name}.{tail}" for tail in missing),
-        bias="bias" in census.kinds,
+        missing=tuple(f"{name}.{tail}" for tail in census.missing(kinds, needed)),
+        bias=census.bias,
         notes=notes,
+        form=form,
+        parts=parts,
+        beside=beside,
         tails=tails,
     )
 
 
-def _quantization(name: str, census: Census, config: ModelConfig) -> tuple[Quantization, tuple[str, ...]]:
-    """What the layer is by its tensors, the declared details, and a note if the two disagree."""
-    matrices = census.scheme.matrices if census.scheme else ()
-    declared = config.quantization.of_layer(name, sorted(census.experts), matrices)
-    if WEIGHT in census.kinds and QWEIGHT in census.kinds:
-        return replace(declared, format="mixed"), ("some experts are quantised and some are not",)
-    if census.kinds and census.kinds <= {WEIGHT, "bias"}:
-        notes = () if declared.format == "none" else ("config.json declares it quantised, its tensors are not",)
-        return Quantization("none"), notes
-    if declared.format == "none" and QWEIGHT in census.kinds:
-        base = config.quantization.base
-        told = "config.json does not declare it quantised, its tensors are"
-        # without any declaration the tensors could be AWQ or GPTQ: unknown
-        return (Quantization(None) if base.format == "none" else base), (told,)
-    return declared, ()
+def _stacked(tails: Tails) -> int:
+    """Experts in a stack: the first dimension that most of its tensors have."""
+    firsts = [entry.shape[0] for entry in tails.values() if entry.shape]
+    return max(firsts, key=firsts.count, default=0)
 
 
 def _require_complete(layer: CheckpointLayer) -> None:
     if layer.missing:
         shown = ", ".join(layer.missing[:3])
         more = f" and {len(layer.missing) - 3} more" if len(layer.missing) > 3 else ""
-        hint = "; zero_point is not false, so every matrix needs qzeros" if _only_zeros(layer.missing) else ""
-        raise CheckpointError(f"{layer.name}: missing tensors {shown}{more}{hint}")
+        raise CheckpointError(f"{layer.name}: missing tensors {shown}{more}{_why(layer)}")
 
 
-def _only_zeros(missing: Iterable[str]) -> bool:
-    return all(name.endswith(f".{QZEROS}") for name in missing)
+def _why(layer: CheckpointLayer) -> str:
+    """Why zeros are needed, where only they are missing."""
+    zeros = layer.form.zeros.kind if layer.form else None
+    if zeros is None or not all(name.endswith(f".{zeros}") for name in layer.missing):
+        return ""
+    cause = "the format" if layer.form and layer.form.zeros_always else "no field says that it is symmetric, so it"
+    return f"; {cause} has {zeros} for every matrix"
 
 
 def _agree(layer: str, what: str, declared: int | None, found: int) -> None:
     if declared is not None and declared != found:
         raise CheckpointError(f"{layer}: {what} {declared} in config.json, {found} by the tensors")
-
-
-def _check_divides(layer: CheckpointLayer, geometry: Geometry) -> None:
-    group = layer.quantization.group
-    if group is None or group == 0 or group < -1:
-        raise CheckpointError(f"{layer.name}: group_size {group}; accepted is a positive number of rows, or -1")
-    for k in (geometry.hidden, geometry.intermediate):
-        if k % matrix_group(group, k):
-            raise CheckpointError(f"{layer.name}: group_size {group} does not divide K = {k}")
-        if k % 8:
-            raise CheckpointError(f"{layer.name}: {k} columns; accepted is a multiple of 8, the codes in a word")

@@ -6,23 +6,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm70_moe.weights.fields import Fields
-from sm70_moe.weights.quantization import QuantizationRules, read_quantization
+from sm70_moe.weights.methods import read_quantization
+from sm70_moe.weights.quantization import QuantizationRules
 
 CONFIG = "config.json"
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k")
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k")
 """`top_k` is not among them: generation settings use that name for sampling."""
-INTERMEDIATE = "moe_intermediate_size"
+INTERMEDIATE = ("moe_intermediate_size", "expert_ffn_hidden_size")
 DENSE_INTERMEDIATE = "intermediate_size"
-"""Read where there is no `moe_intermediate_size`: Mixtral and its kin have no dense layers."""
+"""Read where there is none of those: Mixtral and its kin have no dense layers."""
 ACTIVATION = ("hidden_act", "hidden_activation")
+CLAMP = "swiglu_limit"
+"""Largest gate and up before the activation, in models that clamp them."""
 DTYPE = ("dtype", "torch_dtype")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Facts of config.json; None where it is silent. Sizes count elements, `intermediate` per expert."""
+    """Facts of config.json; None where it is silent. Sizes count elements, `intermediate` per expert.
+
+    `of_experts`: `intermediate` is said to be the experts', not just that of any feed-forward layer.
+    `activation` says so if the model clamps it, which makes it another one.
+    """
 
     model_type: str | None
     hidden: int | None
@@ -33,6 +40,7 @@ class ModelConfig:
     activation: str | None
     dtype: str | None
     quantization: QuantizationRules
+    of_experts: bool = True
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -44,18 +52,24 @@ def read_config(folder: Path) -> ModelConfig:
     whole = Fields.load(folder / CONFIG)
     text = whole.table("text_config")
     fields = whole if text is None else text.before(whole)
-    intermediate = fields.integer(INTERMEDIATE)
+    intermediate = fields.size(*INTERMEDIATE)
     return ModelConfig(
         model_type=whole.text("model_type"),
         hidden=fields.integer("hidden_size"),
         intermediate=fields.integer(DENSE_INTERMEDIATE) if intermediate is None else intermediate,
-        experts=fields.integer(*EXPERTS),
-        top_k=fields.integer(*TOP_K),
+        experts=fields.size(*EXPERTS),
+        top_k=fields.size(*TOP_K),
         layers=fields.integer("num_hidden_layers"),
-        activation=fields.text(*ACTIVATION),
+        activation=_activation(fields),
         dtype=_dtype(fields.text(*DTYPE)),
         quantization=read_quantization(fields),
+        of_experts=intermediate is not None,
     )
+
+
+def _activation(fields: Fields) -> str | None:
+    name, limit = fields.text(*ACTIVATION), fields.number(CLAMP)
+    return name if name is None or not limit else f"{name} clamped at {limit:g}"
 
 
 def _dtype(name: str | None) -> str | None:

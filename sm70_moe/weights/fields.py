@@ -65,6 +65,31 @@ class Fields:
             return self.behind.table(name) if self.behind else None
         return Fields(self.file, values, f"{self.path}{name}.")
 
+    def given(self, name: str) -> object:
+        """The value as it is, None if it is missing or empty: for keys whose mere presence matters."""
+        return self.values.get(name) or None
+
+    def size(self, *names: str) -> int | None:
+        """An integer. A list of one for each layer counts as that integer if all are the same, and as
+        unknown if they differ.
+        """
+        given = [self.values[name] for name in names if self.values.get(name) is not None]
+        if not given and self.behind:
+            return self.behind.size(*names)
+        if len(given) == 1 and isinstance(given[0], list) and {type(item) for item in given[0]} == {int}:
+            sizes: set[int] = set(given[0])
+            return sizes.pop() if len(sizes) == 1 else None
+        return self.integer(*names)
+
+    def number(self, name: str) -> float | None:
+        """An integer or a fraction."""
+        value = self.values.get(name)
+        if value is None:
+            return self.behind.number(name) if self.behind else None
+        if type(value) not in (int, float):
+            raise self.fault(name, value, "a number")
+        return float(value)
+
     def before(self, other: Fields) -> Fields:
         """These fields, with `other` behind them."""
         return Fields(self.file, self.values, self.path, other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -19,11 +19,13 @@ class Entries(Generic[T]):
 
     An entry means every module whose dotted components hold the entry's own one after the other:
     "mlp.gate" means `model.layers.0.mlp.gate`, never `...mlp.gate_proj`; "layers.1" never means
-    layer 10. An entry that starts with "re:" is a regular expression, matched from the beginning.
-    Of several, the one with the most components wins; regular expressions come last, in order.
+    layer 10. `anchored` entries are whole names, and mean that module and those inside it. An entry
+    that starts with "re:" is a regular expression, matched from the beginning. Of several, the one
+    with the most components wins; regular expressions come last, in order.
     """
 
-    def __init__(self, pairs: Iterable[tuple[str, T]] = ()) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, T]] = (), anchored: bool = False) -> None:
+        self.anchored = anchored
         self.plain: dict[str, T] = {}
         self.patterns: list[tuple[re.Pattern[str], T]] = []
         for entry, value in pairs:
@@ -34,20 +36,38 @@ class Entries(Generic[T]):
 
     def find(self, module: str) -> T | None:
         """The value of the most specific entry that means this module; None if none does."""
-        if self.plain:
-            # by runs of the name and not by entry: skip lists may hold thousands of names
-            for run in _runs(module):
-                if run in self.plain:
-                    return self.plain[run]
-        return next((value for pattern, value in self.patterns if pattern.match(module)), None)
+        found = self._by_name(module)
+        return self._by_pattern(module) if found is None else found
+
+    def finder(self, layer: str, below: tuple[str, ...]) -> Callable[[str], T | None]:
+        """`find` for the modules under `layer`: what cannot tell them apart is looked up once.
+
+        `below` are names that the last component of such a module may have.
+        """
+        if any(_may_divide(entry, layer, below) for entry in self.plain):
+            return self.find
+        common = self._by_name(layer)
+        if common is None and self.patterns:
+            return self._by_pattern
+        return lambda _: common
 
     def may_divide(self, layer: str, below: tuple[str, ...]) -> bool:
-        """Whether an entry could mean some and not all modules under `layer`.
+        """Whether an entry could mean some and not all modules under `layer`; see `finder`.
 
-        `below` are names that the last component of such a module may have. False is certain, True
-        may be wrong.
+        False is certain, True may be wrong.
         """
         return bool(self.patterns) or any(_may_divide(entry, layer, below) for entry in self.plain)
+
+    def _by_name(self, module: str) -> T | None:
+        if self.plain:
+            # by runs of the name and not by entry: skip lists may hold thousands of names
+            for run in _runs(module, self.anchored):
+                if run in self.plain:
+                    return self.plain[run]
+        return None
+
+    def _by_pattern(self, module: str) -> T | None:
+        return next((value for pattern, value in self.patterns if pattern.match(module)), None)
 
 
 def matches(entry: str, module: str) -> bool:
@@ -55,11 +75,11 @@ def matches(entry: str, module: str) -> bool:
     return Entries([(entry, True)]).find(module) is not None
 
 
-def _runs(module: str) -> Iterator[str]:
-    """All runs of a dotted name's components, longest first."""
+def _runs(module: str, anchored: bool) -> Iterator[str]:
+    """All runs of a dotted name's components, or those from its beginning, longest first."""
     components = module.split(".")
     for length in range(len(components), 0, -1):
-        for start in range(len(components) - length + 1):
+        for start in range(1 if anchored else len(components) - length + 1):
             yield ".".join(components[start : start + length])
 
 

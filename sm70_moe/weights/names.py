@@ -1,55 +1,138 @@
-"""How checkpoints name the tensors of experts, as a table: another scheme is another row."""
+"""How checkpoints name the tensors of experts, as tables: another model's names are another row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+from sm70_moe.weights.formats import WEIGHT
 from sm70_moe.weights.headers import TensorEntry
 
 MARKER = ".experts."
-"""Stands between the name of a layer and the number of an expert."""
+"""Stands between the name of a layer and what its experts are called, in every scheme below."""
 
 MATRICES = ("gate", "up", "down")
+BIAS = "bias"
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Names of an expert's three matrices: `LAYER.experts.N.GATE.KIND` and so on."""
+    """Names of the matrices under `LAYER.experts`.
+
+    Per expert: `N.GATE.KIND` and so on. `stacked`: `GATE.KIND` with the experts as the first
+    dimension, `joint` between the two; an unquantised one is called `GATE` alone as well. If gate
+    and up have the same name they are one matrix, the gate's columns first. A scheme without a
+    gate has "" for it.
+    """
 
     gate: str
     up: str
     down: str
+    stacked: bool = False
+    joint: str = "."
 
     @property
-    def matrices(self) -> tuple[str, str, str]:
-        return self.gate, self.up, self.down
+    def matrices(self) -> tuple[str, ...]:
+        """The names, each once."""
+        return tuple(dict.fromkeys(name for name in (self.gate, self.up, self.down) if name))
+
+    @property
+    def gated(self) -> bool:
+        return bool(self.gate)
+
+    @property
+    def fused(self) -> bool:
+        """Are gate and up halves of one matrix?"""
+        return self.gate == self.up
+
+    def name(self, matrix: str) -> str:
+        """The scheme's name of "gate", "up" or "down"."""
+        return {"gate": self.gate, "up": self.up, "down": self.down}[matrix]
+
+    def tail(self, expert: int, name: str, kind: str) -> str:
+        """What follows the marker in the name of a tensor."""
+        return f"{name}{self.joint}{kind}" if self.stacked else f"{expert}.{name}.{kind}"
+
+    def kinds(self, tails: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """(matrix name, kind) of the tails that a stacked scheme has."""
+        for tail in tails:
+            for name in self.matrices:
+                if tail == name:
+                    yield name, WEIGHT
+                elif tail.startswith(name + self.joint):
+                    yield name, tail.removeprefix(name + self.joint)
 
 
 SCHEMES = (
+    # Qwen, DeepSeek, Kimi, GLM, ERNIE, OLMoE, LongCat, Laguna; gpt-oss where a quantiser took it apart
     Scheme("gate_proj", "up_proj", "down_proj"),
-    Scheme("w1", "w3", "w2"),  # Mixtral: w2 is the down projection
+    # Mixtral, MiniMax, Phi, LFM: w2 is the down projection
+    Scheme("w1", "w3", "w2"),
+    # Grok
+    Scheme("linear", "linear_v", "linear_1"),
+    # Nemotron-H: no gate
+    Scheme("", "up_proj", "down_proj"),
+    # transformers 5 holds experts so; compressed-tensors and GPTQ writers name the kind after a dot
+    Scheme("gate_up_proj", "gate_up_proj", "down_proj", stacked=True),
+    # writers that keep parameters without modules: Olive, gpt-oss
+    Scheme("gate_up_proj", "gate_up_proj", "down_proj", stacked=True, joint="_"),
+    Scheme("gate_proj", "up_proj", "down_proj", stacked=True),
 )
+
+
+@lru_cache(maxsize=64)
+def tails_of(scheme: Scheme, experts: int, name: str, kind: str) -> tuple[str, ...]:
+    """The tails of one kind of tensor, for every expert or for their stack.
+
+    Kept, because 48 alike layers would make 200,000 names again and again.
+    """
+    return tuple(scheme.tail(expert, name, kind) for expert in range(1 if scheme.stacked else experts))
+
+
+ASIDE = ("mtp", "nextn", "visual", "vision")
+"""Beginnings of components that hold layers beside the model's own, with numbers of their own:
+multi-token prediction (`mtp.layers.0`, `model.mtp_block.0`) and towers for images."""
+
+NEIGHBOURS = {
+    "shared experts": ("shared_expert", "shared_experts", "shared_mlp"),
+    "router": ("gate", "router", "shared_expert_gate"),
+}
+"""What stands beside routed experts and stays the engine's: the component after the block's name."""
 
 Tails = dict[str, TensorEntry]
 """A layer's tensors by what follows the marker: "0.gate_proj.qweight"."""
 
 
-def group_by_layer(shards: Iterable[Tails]) -> dict[str, Tails]:
-    """The experts' tensors by layer: "model.layers.0.mlp.experts" -> tails. Other tensors are left out."""
+def group_by_layer(shards: Iterable[Tails]) -> tuple[dict[str, Tails], list[str]]:
+    """The experts' tensors by layer, "model.layers.0.mlp.experts" -> tails, and the names of all other tensors."""
     layers: dict[str, Tails] = {}
+    others: list[str] = []
     for entries in shards:
         layer, tails = "", layers.setdefault("", {})
         for name, entry in entries.items():
             prefix, marked, tail = name.partition(MARKER)
             if not marked:
+                others.append(name)
                 continue
             if prefix != layer:  # neighbours mostly belong to one layer
                 layer, tails = prefix, layers.setdefault(prefix, {})
             tails[tail] = entry
     found = {layer: tails for layer, tails in layers.items() if tails}
-    return {(prefix + MARKER).strip("."): tails for prefix, tails in sorted(found.items(), key=_natural)}
+    ordered = sorted(found.items(), key=_natural)
+    return {(prefix + MARKER).strip("."): tails for prefix, tails in ordered}, others
+
+
+def neighbours(layers: Iterable[str], others: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """What stands beside each layer's experts, by `NEIGHBOURS`: layer -> ("shared experts", "router")."""
+    beside: dict[str, set[str]] = {layer.removesuffix(MARKER[:-1]): set() for layer in layers}
+    for name in others:
+        for what, components in NEIGHBOURS.items():
+            for component in components:
+                block, found, _ = name.partition(f".{component}.")
+                if found and block in beside:
+                    beside[block].add(what)
+    return {f"{block}{MARKER[:-1]}": tuple(w for w in NEIGHBOURS if w in found) for block, found in beside.items()}
 
 
 def _natural(item: tuple[str, Tails]) -> tuple[tuple[bool, int, str], ...]:
@@ -58,8 +141,11 @@ def _natural(item: tuple[str, Tails]) -> tuple[tuple[bool, int, str], ...]:
 
 
 def layer_index(layer: str) -> int | None:
-    """The last number in a layer's name; None if there is none."""
-    numbers = [int(part) for part in layer.split(".") if part.isdigit()]
+    """The last number in a layer's name; None if there is none, or if it is not a layer of the model's own."""
+    parts = layer.split(".")
+    if any(part.startswith(ASIDE) for part in parts):
+        return None
+    numbers = [int(part) for part in parts if part.isdigit()]
     return numbers[-1] if numbers else None
 
 
@@ -81,29 +167,54 @@ class Census:
 
     @cached_property
     def scheme(self) -> Scheme | None:
-        """The scheme that names the most tails; None if none names any."""
-        best = max(SCHEMES, key=lambda scheme: sum(1 for _, matrix, _ in self.parts if matrix in scheme.matrices))
-        return best if any(matrix in best.matrices for _, matrix, _ in self.parts) else None
+        """The scheme that names the most tails, of equal ones that with the fewest matrices; None if none does."""
+        counts = {scheme: len(self._named(scheme)) for scheme in SCHEMES}
+        best = max(SCHEMES, key=lambda scheme: (counts[scheme], -len(scheme.matrices)))
+        return best if counts[best] else None
+
+    def _named(self, scheme: Scheme) -> list[tuple[str, str]]:
+        """(matrix name, kind) of every tail that the scheme has a name for."""
+        if scheme.stacked:
+            return list(scheme.kinds(tail for tail in self.tails if not tail[:1].isdigit()))
+        names = scheme.matrices
+        return [(matrix, kind) for _, matrix, kind in self.parts if matrix in names]
 
     @cached_property
     def parts(self) -> tuple[tuple[int, str, str], ...]:
-        """(expert, matrix name, kind) of every tail of that form."""
+        """(expert, matrix name, kind) of every tail of a single expert."""
         split = (tail.split(".", 2) for tail in self.tails)
         return tuple((int(part[0]), part[1], part[2]) for part in split if len(part) == 3 and part[0].isdigit())
 
     @cached_property
     def experts(self) -> frozenset[int]:
+        """Numbers of experts that have tensors of their own; none where experts are stacked."""
         return frozenset(expert for expert, _, _ in self.parts)
 
     @cached_property
     def kinds(self) -> frozenset[str]:
         """What the experts' matrices consist of: "qweight", "scales", "weight" and so on."""
+        if self.scheme is not None and self.scheme.stacked:
+            return frozenset(kind for _, kind in self._named(self.scheme))
         return frozenset(kind for _, _, kind in self.parts)
+
+    @cached_property
+    def bias(self) -> bool:
+        """Has any matrix a bias?"""
+        return BIAS in self.kinds or any(tail.endswith(f"_{BIAS}") for tail in self.tails)
 
     def missing(self, kinds: tuple[str, ...], experts: int) -> tuple[str, ...]:
         """Tails that `experts` experts with these kinds need and that are not there, in order."""
         if (kinds, experts) not in self._missing:
-            matrices = self.scheme.matrices if self.scheme else ()
-            needed = [f"{n}.{matrix}.{kind}" for n in range(experts) for matrix in matrices for kind in kinds]
-            self._missing[kinds, experts] = tuple(tail for tail in needed if tail not in self.tails)
+            self._missing[kinds, experts] = tuple(self._lacking(kinds, experts))
         return self._missing[kinds, experts]
+
+    def _lacking(self, kinds: tuple[str, ...], experts: int) -> Iterator[str]:
+        scheme = self.scheme
+        if scheme is None:
+            return
+        for number in range(1 if scheme.stacked else experts):
+            for name in scheme.matrices:
+                for kind in kinds:
+                    tail = scheme.tail(number, name, kind)
+                    if tail not in self.tails and not (scheme.stacked and kind == WEIGHT and name in self.tails):
+                        yield tail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import LayerFacts
@@ -34,6 +35,17 @@ class Share:
         experts = split(facts.experts, *_rank(facts.layer, "expert", facts.expert_parallel, facts.expert_rank))
         return cls(facts.hidden, range(rank * width, (rank + 1) * width), experts)
 
+    def local_id(self, expert: int) -> int:
+        """This rank's number of an expert of the whole layer; -1 for another rank's and for what is none.
+
+        Every route treats -1 as a slot that contributes zero (CONTRACT 5).
+        """
+        return expert - self.experts.start if expert in self.experts else -1
+
+    def local_ids(self, experts: int) -> tuple[int, ...]:
+        """`local_id` of each of the layer's `experts`: the map from a router's ids to this rank's."""
+        return tuple(map(self.local_id, range(experts)))
+
     @property
     def shape(self) -> BankShape:
         return BankShape(len(self.experts), self.hidden, len(self.intermediate))
@@ -53,6 +65,7 @@ def split(count: int, ranks: int, rank: int) -> range:
     return range(start, start + each + (rank < rest))
 
 
+@lru_cache(maxsize=256)  # every expert of a layer asks the same
 def source_groups(offset: int, rows: int, group: int, prepared: int) -> tuple[int, ...]:
     """For each prepared group of a rank's `rows`, the checkpoint's group that it lies in.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,22 +10,24 @@ import torch
 from sm70_moe.errors import BackendError, CheckpointError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import matrix_group
-from sm70_moe.weights.awq import decode
 from sm70_moe.weights.checkpoint import Checkpoint, CheckpointLayer
-from sm70_moe.weights.codes import Codes, ExpertCodes
-from sm70_moe.weights.headers import Headers, TensorEntry
-from sm70_moe.weights.shapes import QWEIGHT, QZEROS, SCALES
+from sm70_moe.weights.codes import ExpertCodes
+from sm70_moe.weights.decoding import decode, decode_rows
+from sm70_moe.weights.formats import AWQ, VALUES
+from sm70_moe.weights.names import MATRICES
+from sm70_moe.weights.pieces import fetch, opened
+from sm70_moe.weights.provenance import layer_digest
+from sm70_moe.weights.reading import Decode, Form, MatrixPart, Reader, matrices
+from sm70_moe.weights.rows import ExpertRows
 from sm70_moe.weights.shard import Share, covering_groups, source_groups
-from sm70_moe.weights.words import VALUES
-
-DTYPES = {"I32": torch.int32, "F16": torch.float16}
 
 
 class CheckpointSource:
-    """One rank's share of one AWQ layer, read from the files when asked for; a `WeightSource`.
+    """One rank's share of one layer, read from the files when asked for; a `WeightSource`.
 
-    Reads only the bytes of the rank's rows and columns (the operating system rounds up to pages).
-    Keeps no file open and no tensor alive between reads, so any number of threads may read.
+    Any format of `formats.FORMATS`, experts by themselves or stacked. Reads only the bytes of the
+    rank's rows and columns (the operating system rounds up to pages). Keeps no file open and no
+    tensor alive between reads, so any number of threads may read.
     """
 
     def __init__(self, checkpoint: Checkpoint, layer: CheckpointLayer, facts: LayerFacts) -> None:
@@ -36,88 +37,62 @@ class CheckpointSource:
         that do not divide it.
         """
         geometry = checkpoint.check(layer)
-        assert layer.quantization.group is not None
-        assert layer.scheme is not None
+        group = layer.quantization.group
+        assert group is not None  # `check` has seen it
+        if layer.scheme is None or not layer.scheme.gated:
+            raise CheckpointError(f"{layer.name}: experts without a gate; accepted are gate, up and down")
         self.layer = layer
         self.share = Share.of(facts)
         if (facts.hidden, facts.intermediate, facts.experts) != (
             geometry.hidden, geometry.intermediate, layer.experts
         ):  # fmt: skip
             raise BackendError(f"{layer.name}: the facts belong to another layer, {facts.layer}")
-        self._headers = checkpoint.headers
-        self._group = layer.quantization.group
-        self._names = layer.scheme
         _require_words(layer.name, self.share.intermediate)
+        self._reader = Reader(checkpoint.headers, layer)
+        sizes = ((name, *geometry.matrix(name)) for name in MATRICES)
+        found = matrices(layer, ((name, k, n, matrix_group(group, k)) for name, k, n in sizes))
+        inner, outer = self.share.intermediate, range(self.share.hidden)
+        spans = {"gate": (outer, inner), "up": (outer, inner), "down": (inner, outer)}
+        self._parts = tuple(MatrixPart(found[name], *spans[name]) for name in MATRICES)
 
     @property
     def experts(self) -> int:
         return len(self.share.experts)
 
+    @property
+    def digest(self) -> str:
+        """Differs for other weights; see `provenance.layer_digest` for what is trusted."""
+        layer = self.layer
+        return layer_digest(self._reader.headers, layer.name, layer.tails, repr(layer.quantization))
+
     def read(self, expert: int, group: int) -> ExpertCodes:
-        """Codes of this rank's `expert` (0 is its first); raises BackendError for a group that does not fit."""
-        number = self.share.experts[expert]
-        inner, outer = self.share.intermediate, range(self.share.hidden)
-        whole = matrix_group(self._group, self.share.hidden)
-        return ExpertCodes(
-            self._matrix(number, self._names.gate, outer, inner, whole, group),
-            self._matrix(number, self._names.up, outer, inner, whole, group),
-            self._matrix(number, self._names.down, inner, outer, self._down_group(), group),
-        )
+        """Codes of this rank's `expert` (0 is its first).
 
-    def _down_group(self) -> int:
-        if self._group != -1:
-            return self._group
-        entry = self.layer.entry(0, self._names.down, QWEIGHT)
-        assert entry is not None
-        return entry.shape[0]
+        Raises BackendError for a group that does not fit, and CheckpointError naming the tensor for
+        values that the format does not allow or that FP16 cannot hold.
+        """
+        return ExpertCodes(*self._three(expert, group, decode))
 
-    def _matrix(self, expert: int, matrix: str, rows: range, columns: range, source: int, group: int) -> Codes:
-        groups = source_groups(rows.start, len(rows), source, group)
-        cover = covering_groups(rows.start, len(rows), source)
-        words = range(columns.start // VALUES, columns.stop // VALUES)
-        zeros = self.layer.entry(expert, matrix, QZEROS)
-        return decode(
-            self._part(expert, matrix, QWEIGHT, rows, words),
-            None if zeros is None else read_part(self._headers, zeros, cover, words),
-            self._part(expert, matrix, SCALES, cover, columns),
-            tuple(number - cover.start for number in groups),
-        )
+    def read_rows(self, expert: int, group: int) -> ExpertRows:
+        """What `read` gives, packed; raises the same."""
+        return ExpertRows(*self._three(expert, group, decode_rows))
 
-    def _part(self, expert: int, matrix: str, kind: str, rows: range, columns: range) -> torch.Tensor:
-        entry = self.layer.entry(expert, matrix, kind)
-        assert entry is not None  # `check` has seen it
-        return read_part(self._headers, entry, rows, columns)
+    def fetch(self, expert: int) -> None:
+        """Let the system read an expert's bytes ahead."""
+        number, pieces = self.share.experts[expert], self._reader.pieces
+        fetch(self._reader.headers, (piece for part in self._parts for piece in pieces(number, part).values()))
 
-
-def read_part(headers: Headers, entry: TensorEntry, rows: range, columns: range) -> torch.Tensor:
-    """Rows and columns of one INT32 or FP16 matrix of a checkpoint, as a tensor of its own.
-
-    The file is mapped for this read only: a mapping that stays would keep every page that was
-    touched in the process's resident memory, and a layer's files are larger than its banks.
-    Raises CheckpointError if the file changed since its header was read.
-    """
-    dtype = DTYPES[entry.dtype]
-    _, width = entry.shape
-    path, start = headers.place(entry)
-    first = start + rows.start * width * dtype.itemsize
-    size = len(rows) * width * dtype.itemsize
-    page = first - first % mmap.ALLOCATIONGRANULARITY
-    try:
-        with path.open("rb") as file:
-            # a private copy-on-write mapping: torch wants writable memory, and nobody writes
-            view = mmap.mmap(file.fileno(), first - page + size, offset=page, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: changed since its header was read: {error}") from error
-    whole = torch.frombuffer(view, dtype=dtype, count=len(rows) * width, offset=first - page)
-    # clone: a slice of whole rows would otherwise keep the mapping
-    return whole.view(len(rows), width)[:, columns.start : columns.stop].clone(memory_format=torch.contiguous_format)
+    def _three(self, expert: int, group: int, form: Decode[Form]) -> Iterator[Form]:
+        with opened(self._reader.headers) as files:
+            for part in self._parts:
+                yield self._reader.matrix(files, self.share.experts[expert], part, group, form)
 
 
 Stack = torch.Tensor | Sequence[torch.Tensor]
 """One tensor with the experts first, or one tensor per expert."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TensorSource:
     """AWQ words that an engine has already cut for this rank; a `WeightSource`.
 
@@ -125,7 +100,7 @@ class TensorSource:
     first, w13_qzeros INT32 (H/g, 2I/8), w13_scales FP16 (H/g, 2I), w2_qweight INT32 (I, H/8),
     w2_qzeros INT32 (G, H/8), w2_scales FP16 (G, H). Zeros that are None stand for 8. `group` is
     the checkpoint's; `w2_offset` is how many rows of the first of the G groups belong to the rank
-    before this one.
+    before this one. `release` drops the tensors, so it is not frozen.
     """
 
     w13_qweight: Stack
@@ -142,9 +117,23 @@ class TensorSource:
         return len(self.w13_qweight)
 
     def read(self, expert: int, group: int) -> ExpertCodes:
-        """Codes of one expert; raises BackendError for a group that does not fit, CheckpointError for
-        a shape or dtype that does not agree with the others.
+        """Codes of one expert; raises BackendError for a group that does not fit or tensors that were
+        released, CheckpointError for a shape or dtype that does not agree with the others.
         """
+        return ExpertCodes(*self._three(expert, group, decode))
+
+    def read_rows(self, expert: int, group: int) -> ExpertRows:
+        """What `read` gives, packed; raises the same."""
+        return ExpertRows(*self._three(expert, group, decode_rows))
+
+    def release(self) -> None:
+        """Drop the tensors: their memory is free if nobody else holds them."""
+        self.w13_qweight = self.w13_scales = self.w2_qweight = self.w2_scales = ()
+        self.w13_qzeros = self.w2_qzeros = None
+
+    def _three(self, expert: int, group: int, form: Decode[Form]) -> tuple[Form, Form, Form]:
+        if not self.experts:
+            raise BackendError("the weights were released once their banks were complete, or there were none")
         words, down = self.w13_qweight[expert], self.w2_qweight[expert]
         hidden, inner = words.shape[0], down.shape[0]
         _require_words("w13_qweight", range(inner))
@@ -161,17 +150,19 @@ class TensorSource:
         _require_shape("w2_scales", w2_scales, covered, hidden)
         groups = source_groups(0, hidden, upper, group)
 
-        def half(start: int) -> Codes:
+        def part(
+            name: str, words: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor, groups: tuple[int, ...]
+        ) -> Form:
+            given = {AWQ.codes.kind: words, AWQ.scales.kind: scales}
+            return form(AWQ, given if zeros is None else {**given, AWQ.zeros.kind: zeros}, groups, name)
+
+        def half(start: int) -> Form:
             packed = slice(start // VALUES, (start + inner) // VALUES)
-            return decode(
-                words[:, packed],
-                None if zeros is None else zeros[:, packed],
-                scales[:, start : start + inner],
-                groups,
-            )
+            cut = None if zeros is None else zeros[:, packed]
+            return part("w13_", words[:, packed], cut, scales[:, start : start + inner], groups)
 
         w2_groups = source_groups(self.w2_offset, inner, lower, group)
-        return ExpertCodes(half(0), half(inner), decode(down, w2_zeros, w2_scales, w2_groups))
+        return half(0), half(inner), part("w2_", down, w2_zeros, w2_scales, w2_groups)
 
 
 def _require_words(name: str, columns: range) -> None:

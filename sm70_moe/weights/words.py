@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import torch
 
-VALUES = 8
-"""Values in one word."""
+from sm70_moe.weights.formats import VALUES, Order
 
-Order = tuple[int, int, int, int, int, int, int, int]
-"""The nibble, counted from the lowest bits, that holds value 0, 1, ... 7."""
+__all__ = ["VALUES", "Order", "pack", "unpack"]
 
 
-def unpack(words: torch.Tensor, order: Order) -> torch.Tensor:
-    """INT32 (..., W) -> uint8 (..., 8 W) in 0..15."""
+def unpack(words: torch.Tensor, order: Order, dim: int = -1) -> torch.Tensor:
+    """INT32 words -> uint8 in 0..15, eight times as long in `dim`, the dimension that was packed."""
+    place = dim % words.dim()
     octets = words.contiguous().view(torch.uint8).view(*words.shape, VALUES // 2)
-    values = torch.empty(*octets.shape[:-1], VALUES, dtype=torch.uint8, device=words.device)
+    shape = (*words.shape[: place + 1], VALUES, *words.shape[place + 1 :])
+    values = torch.empty(shape, dtype=torch.uint8, device=words.device)
     for value, nibble in enumerate(order):
-        octet = octets[..., nibble // 2]
+        octet, out = octets[..., nibble // 2], values.select(place + 1, value)
         if nibble % 2:
-            torch.bitwise_right_shift(octet, 4, out=values[..., value])
+            torch.bitwise_right_shift(octet, 4, out=out)
         else:
-            torch.bitwise_and(octet, 15, out=values[..., value])
-    return values.flatten(-2)
+            torch.bitwise_and(octet, 15, out=out)
+    return values.flatten(place, place + 1)
 
 
 def pack(values: torch.Tensor, order: Order) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,8 @@ def test_verify_exits_1_for_a_wrong_kernel(command, monkeypatch: pytest.MonkeyPa
         (("--tp", "8"), ("SHARD_CUTS_GROUP",)),
         (("--tp", "3"), ("SHARD_UNEVEN",)),
         (("--policy", "nothing"), ("nothing",)),
+        (("--device", "tpu"), ("--device 'tpu'",)),
+        (("--device", "cuda:99"), ("--device 'cuda:99'",)),
     ],
 )
 def test_verify_bad_input_exits_2(command, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -68,6 +71,15 @@ def test_verify_bad_input_exits_2(command, arguments: tuple[str, ...], words: tu
     ended = command("verify", TINY, *arguments)
     assert ended.code == 2
     assert all(word in ended.err for word in words), ended.err
+
+
+@pytest.mark.parametrize("name", ["verify", "demo"])
+def test_running_kernels_without_torch_exits_2(command, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Without torch the message names the extra to install."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    ended = command(*((name, TINY) if name == "verify" else (name,)))
+    assert ended.code == 2
+    assert "sm70-moe[torch]" in ended.err
 
 
 def test_verify_refuses_what_require_cannot_have(command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +131,13 @@ def test_demo_runs_end_to_end(command) -> None:
 def test_doctor_reports_everything(command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions, devices, build, settings with sources, policies, what stops `1`, and V100 wheels."""
     monkeypatch.setenv("SM70_MOE_STRICT", "0")
+    monkeypatch.setenv("SM70_MOE_QPN_M1", "0")
     report = json.loads(command("doctor", "--json").out)
     assert report["native_build"]["state"] == "no native build"
-    assert {"setting": "strict", "value": "False", "source": "environment SM70_MOE_STRICT"} in report["settings"]
+    assert {"setting": "SM70_MOE_STRICT", "value": "0", "source": "environment SM70_MOE_STRICT"} in report["settings"]
+    states = {(row["flag"], row["state"], row["source"]) for row in report["flags"]}
+    assert ("qpn_m1", "off", "environment SM70_MOE_QPN_M1") in states
+    assert ("grouped_decode", "auto", "unset") in states
     assert {"generic-awq", "qwen3.8-flash-next-awq-tp4"} <= {p["name"] for p in report["policies"]}
     stops = {row["flag"]: row["stopped_by"] for row in report["require"] if row["outcome"] == "refused"}
     assert any("BUILD_MISSING" in line for line in stops["qpn_m1"])

@@ -8,7 +8,7 @@ import torch
 
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.synthetic import SyntheticLayer
-from sm70_moe.kernels.arguments import address_range, shares_memory
+from sm70_moe.kernels.arguments import address_range, shares_memory, overlaps_itself
 from sm70_moe.kernels.legacy import LegacyBackend
 from sm70_moe.weights.banks import Banks
 
@@ -93,7 +93,7 @@ def test_overlap_is_refused(
 def test_output_inside_the_weights_is_refused(banks_of: Callable[..., Banks], batched: bool) -> None:
     """An output that lies in a bank is refused."""
     banks = banks_of(LAYER, batched=batched)
-    inside = banks.w2.weights[1].view(torch.float16).flatten()[:256].view(4, 64)
+    inside = banks.w2.planes["words"][1].view(torch.float16).flatten()[:256].view(4, 64)
     with pytest.raises(BackendError, match="weights"):
         LegacyBackend().run(banks, **arguments(out=inside))
 
@@ -117,3 +117,20 @@ def test_empty_tensors_overlap_nothing() -> None:
     """A tensor without elements has no memory."""
     memory = torch.zeros(8)
     assert not shares_memory(memory[:0], memory)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "inside"),
+    [
+        ((4, 8), (8, 1), False),
+        ((4, 8), (1, 4), False),
+        ((4, 8), (16, 2), False),
+        ((4, 8), (1, 1), True),
+        ((4, 8), (7, 1), True),
+        ((4, 8), (0, 1), True),
+        ((1, 8), (0, 1), False),
+    ],
+)
+def test_a_tensor_may_overlap_itself(shape: tuple[int, int], strides: tuple[int, int], inside: bool) -> None:
+    """Rows that run into each other are found by their strides."""
+    assert overlaps_itself(torch.empty(256).as_strided(shape, strides)) is inside

@@ -31,7 +31,7 @@ doc = "Banks."
 
 [features.fast]
 kind = "route"
-env = ["FAST"]
+env = ["VLLM_SM70_FAST"]
 needs = ["banks"]
 doc = "Fast."
 

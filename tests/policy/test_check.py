@@ -98,12 +98,12 @@ RELATIONS = {
         [("route[2].name", '"legacy"')],
     ),
     "one variable twice": (
-        [('doc = "Banks."', 'doc = "Banks."\nenv = ["FAST"]')],
+        [('doc = "Banks."', 'doc = "Banks."\nenv = ["VLLM_SM70_FAST"]')],
         [("features.fast.env[0]", "banks")],
     ),
-    "one variable twice in a feature": ([('["FAST"]', '["FAST", "FAST"]')], [("features.fast.env[1]", "FAST")]),
+    "one variable twice in a feature": ([('["VLLM_SM70_FAST"]', '["VLLM_SM70_FAST", "VLLM_SM70_FAST"]')], [("features.fast.env[1]", "VLLM_SM70_FAST")]),
     "variable of another feature's name": (
-        [('["FAST"]', '["SM70_MOE_BANKS"]')],
+        [('["VLLM_SM70_FAST"]', '["SM70_MOE_BANKS"]')],
         [("features.fast.env[0]", "banks")],
     ),
     "unknown backend": ([('"qpn"', '"qpm"')], [("route[0].backend", 'accepted "qpn"')]),
@@ -119,6 +119,16 @@ GEOMETRY = {
     "hidden not in tiles": (
         [("hidden = 256", "hidden = 272"), ("checkpoint_group = 128, prepared_group = 32", "zero_point = true")],
         [("contract.hidden", "272 % 32 = 16")],
+    ),
+    "intermediate not in blocks of an octet bank": (
+        [
+            ("intermediate = 64", "intermediate = 48"),
+            ("checkpoint_group = 128, prepared_group = 32", "bits = 4"),
+            ("bits = 4, bits", "bits"),
+            (LAST, LAST + 'order = "octet32"\n'),
+            ("tokens = [2, 8]\n", 'tokens = [2, 8]\norder = "octet32"\n'),
+        ],
+        [("contract.intermediate", "48 % 32 = 16")],
     ),
     "intermediate not in tiles": (
         [
@@ -198,7 +208,7 @@ FINE: dict[str, list[Edit]] = {
         ('activations = "float16"\n', ""),
         shape("x_shape = [8, 77], ids_shape = [8, 3]"),
     ],
-    "its own implied variable": [('["FAST"]', '["SM70_MOE_FAST"]')],
+    "its own implied variable": [('["VLLM_SM70_FAST"]', '["SM70_MOE_FAST"]')],
     "all orders changed": [('backend = "qpn"', 'backend = "qpn"\norder = "rows"'), (LAST, LAST + 'order = "rows"\n')],
 }
 

@@ -41,7 +41,7 @@ tokens = { from = 1 }
 [features.fast]
 doc = "Fast."
 needs = ["banks"]
-env = ["FAST"]
+env = ["VLLM_SM70_FAST"]
 kind = "route"
 unset = "auto"
 native = false
@@ -79,7 +79,7 @@ def test_the_digest_ignores_form(base: str) -> None:
 
 def test_the_digest_is_pinned(base: str) -> None:
     """Ranks and records compare digests across versions: it may change with the schema number only."""
-    assert parse_policy(base).digest == "715a8efda7a3894d5f17a256c10f139f876e52293506db486e5fec70cb736e02"
+    assert parse_policy(base).digest == "ce219e42fcfec6bd73f56bc778d41bf12077719ee859630275f8fa206a1622df"
 
 
 def test_checks_are_a_set(base: str) -> None:
@@ -100,7 +100,7 @@ def test_checks_are_a_set(base: str) -> None:
         ('["sm_70"]', '["sm_70", "sm_90"]'),
         ("bits = 4", "bits = 4, zero_point = true"),
         ('kind = "layout"', 'kind = "layout"\nunset = "off"'),
-        ('["FAST"]', '["FAST", "FASTER"]'),
+        ('["VLLM_SM70_FAST"]', '["VLLM_SM70_FAST", "VLLM_SM70_FASTER"]'),
         ("tokens = [2, 8]", "tokens = [2, 9]"),
         ("alignment = 16", "alignment = 32"),
         ("[[evidence]]", '[on]\ndrift = "raise"\n[[evidence]]'),

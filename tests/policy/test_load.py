@@ -267,3 +267,22 @@ def test_loading_imports_neither_torch_nor_plug_ins() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_folder_stands_beside_the_shipped_policies(tmp_path: Path) -> None:
+    """A folder's policies join the shipped ones; one of a shipped name takes its place."""
+    own = (policies_folder() / "generic-awq.toml").read_text()
+    (tmp_path / "a.toml").write_text(own.replace('name     = "generic-awq"', 'name     = "mine"'))
+    (tmp_path / "b.toml").write_text(own.replace("revision = 1", "revision = 7"))
+    found = {policy.name: policy for policy in load_policies(str(tmp_path))}
+    assert found.keys() == {"mine", *(policy.name for policy in shipped_policies())}
+    assert found["generic-awq"].revision == 7
+    (tmp_path / "c.toml").write_text((tmp_path / "a.toml").read_text())
+    with pytest.raises(PolicyError, match=r"c\.toml: name: found 'mine'"):
+        load_policies(str(tmp_path))
+
+
+def test_a_folder_without_policies_is_an_error(tmp_path: Path) -> None:
+    """An empty folder is a mistake, not "no policies"."""
+    with pytest.raises(PolicyError, match="has no policy"):
+        load_policies(str(tmp_path))

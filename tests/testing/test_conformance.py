@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,3 +51,26 @@ def test_planted_faults_are_named() -> None:
     assert clauses("overlap") == {"an output over an input is refused"}
     assert clauses("spreads") == {"an infinite row stays one row"}
     assert "bounds, finite values and equal bits on repeat" in clauses("scale")
+
+
+def test_a_backend_that_raises_breaks_the_clause_only() -> None:
+    """Another exception than BackendError is named with the clause, and the other clauses are still asked."""
+
+    class Raises(LegacyBackend):
+        def run(self, banks, x, ids, weights, out, intermediate=None) -> None:
+            if out is x:
+                raise ValueError("same tensor")
+            super().run(banks, x, ids, weights, out, intermediate)
+
+    lines = check_backend(Raises(), tokens=(1,))
+    assert {line.split(": ", 1)[1] for line in lines} == {
+        "an output over an input is refused: it raised ValueError: same tensor"
+    }
+
+
+def test_a_backend_without_banks_or_members_is_named() -> None:
+    """A kit that checked nothing would pass everything."""
+    assert check_backend(replace(LegacyBackend(), orders=frozenset())) == [
+        "orders: it reads no banks, so no route can use it"
+    ]
+    assert check_backend(object())[0] == "the protocol has name, this backend has not"

@@ -96,10 +96,18 @@ def test_bits_8_is_a_fact_and_no_reason_to_stop(alter: Alter) -> None:
 @pytest.mark.parametrize(
     ("quantization", "expected"),
     [
-        ({"quant_method": "gptq"}, ("gptq", None)),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq_p"}, ("gptq", "gptq_p")),
+        ({"quant_method": "fp8", "fmt": "e4m3", "bits": "eight", "ignore": 3}, ("fp8", "e4m3")),
+        ({"quant_method": "mxfp4"}, ("mxfp4", None)),
+        ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}, ("bitsandbytes", "nf4")),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ("modelopt", "NVFP4")),
         ({"version": "gemv"}, ("awq", "gemv")),
         ({"version": "marlin"}, ("awq", "marlin")),
         ({"quant_method": "compressed-tensors"}, ("compressed-tensors", None)),
+        (
+            {"quant_method": "compressed-tensors", "format": "float-quantized"},
+            ("compressed-tensors", "float-quantized"),
+        ),
     ],
 )
 def test_other_formats_are_named_and_not_read(
@@ -165,7 +173,7 @@ def replace(name: str, value: np.ndarray[Any, Any]) -> Callable[[dict[str, Any]]
         ("1.up_proj.qweight", np.zeros((64, 12), np.int64), ["I64", "I32 [64, 12]"]),
         ("1.up_proj.qweight", np.zeros((12, 64), np.int32), ["[12, 64]", "[64, 12]"]),
         ("2.down_proj.qzeros", np.zeros((3, 7), np.int32), ["[3, 7]", "[3, 8]"]),
-        ("2.down_proj.scales", np.zeros((3, 64), np.float32), ["F32", "F16 [3, 64]"]),
+        ("2.down_proj.scales", np.zeros((3, 64), np.float32), ["F32", "F16 [3, 64] or BF16 [3, 64]"]),
         ("2.down_proj.scales", np.zeros((2, 64), np.float16), ["[2, 64]", "[3, 64]"]),
         ("0.down_proj.scales", np.zeros((2, 64), np.float16), ["[2, 64]", "96 / 32 = 3"]),
         ("0.gate_proj.scales", np.zeros((1, 96), np.float16), ["[1, 96]", "64 / 32 = 2"]),
@@ -292,17 +300,31 @@ def test_a_layer_of_both_kinds_is_mixed(alter: Alter) -> None:
     assert "mixed" in refusal(folder)
 
 
-def test_fused_experts_are_an_unknown_scheme(alter: Alter) -> None:
-    """Tensors without expert numbers give config.json's facts, and reading them is refused by name."""
+def test_unquantised_stacks_are_format_none(alter: Alter) -> None:
+    """transformers 5 holds plain experts as stacks; config.json's sizes count, since models differ in their order."""
 
-    def fuse(arrays: dict[str, Any]) -> None:
+    def stack(arrays: dict[str, Any]) -> None:
         arrays.clear()
         arrays[f"{LAYER}.gate_up_proj"] = np.zeros((3, 64, 192), np.float16)
+        arrays[f"{LAYER}.down_proj"] = np.zeros((3, 96, 64), np.float16)
 
-    folder = alter(fuse)
+    folder = alter(stack)
+    facts = facts_of(folder)
+    assert (facts.format, facts.hidden, facts.experts, facts.gated, facts.bias) == ("none", 64, 3, True, False)
+    assert "none" in refusal(folder)
+
+
+def test_names_that_no_scheme_has_are_told(alter: Alter) -> None:
+    """Tensors of unknown names give config.json's facts, and reading them is refused by name."""
+
+    def rename(arrays: dict[str, Any]) -> None:
+        arrays.clear()
+        arrays[f"{LAYER}.0.wi.qweight"] = np.zeros((64, 12), np.int32)
+
+    folder = alter(rename)
     facts = facts_of(folder)
     assert (facts.hidden, facts.experts, facts.gated, facts.bias) == (64, 3, None, None)
-    assert "gate_up_proj" in refusal(folder)
+    assert "0.wi.qweight" in refusal(folder)
     assert "w1/w3/w2" in refusal(folder)
 
 

@@ -15,6 +15,12 @@ from sm70_moe.weights.quantization import NONE, Quantization
 
 AWQ = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 32, "zero_point": True}
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+
+
+def auto_round(packing: str) -> dict[str, Any]:
+    return {"quant_method": "auto-round", "packing_format": packing, "bits": 4, "group_size": 128, "sym": True}
+
 
 def read(folder: Path, content: Any) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps(content))
@@ -119,8 +125,30 @@ def test_a_config_that_is_missing_or_no_json(tmp_path: Path) -> None:
         ({**AWQ, "version": "gemv"}, Quantization("awq", "gemv", 4, 32, True)),
         ({**AWQ, "bits": 8}, Quantization("awq", "gemm", 8, 32, True)),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 128}, Quantization("awq", None, 4, 128, None)),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": True}, Quantization("gptq", None, 4, -1, False)),
+        (
+            {**AWQ, "version": None, "checkpoint_format": "gemm", "format": "gemm"},
+            Quantization("awq", "gemm", 4, 32, True),
+        ),
+        (GPTQ, Quantization("gptq", "gptq", 4, 128, False)),
+        ({**GPTQ, "checkpoint_format": "gptq_v2", "format": "gptq_v2"}, Quantization("gptq", "gptq_v2", 4, 128, False)),
+        ({**GPTQ, "checkpoint_format": "marlin"}, Quantization("gptq", "marlin", 4, 128, False)),
+        ({**GPTQ, "is_marlin_format": True}, Quantization("gptq", "marlin", 4, 128, False)),
+        ({**GPTQ, "desc_act": True}, Quantization("gptq", "gptq, act-order", 4, 128, False)),
+        ({**GPTQ, "pack_dtype": "int16"}, Quantization("gptq", "gptq, int16 words", 4, 128, False)),
+        ({**GPTQ, "activation": "w4afp8"}, Quantization("gptq", "gptq, activation w4afp8", 4, 128, False)),
+        ({**GPTQ, "bits": 3, "group_size": -1}, Quantization("gptq", "gptq", 3, -1, False)),
+        (auto_round("auto_round:auto_awq"), Quantization("awq", "gemm", 4, 128, False)),
+        (auto_round("auto_round:auto_gptq"), Quantization("gptq", "gptq", 4, 128, False)),
+        (auto_round("auto_round:gptqmodel"), Quantization("gptq", "gptq_v2", 4, 128, False)),
+        (auto_round("auto_round"), Quantization("gptq", "gptq_v2", 4, 128, False)),
+        (auto_round("auto_round:fp8"), Quantization("auto-round", "auto_round:fp8", 4, 128, False)),
+        (
+            {**auto_round("auto_round:auto_gptq"), "data_type": "mx_fp", "act_bits": 8, "rotation_config": {"a": 1}},
+            Quantization("gptq", "gptq, data_type mx_fp, 8-bit activations, rotation_config", 4, 128, False),
+        ),
         ({"quant_method": "compressed-tensors"}, Quantization("compressed-tensors")),
+        ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, Quantization("fp8", "e4m3")),
+        ({"quant_method": "gguf", "bits": "q4_k", "format": "q_k"}, Quantization("gguf", "q_k")),
         ({"quant_method": "awq", "sym": False}, Quantization("awq", zero_point=True)),
         ({}, Quantization(None)),
     ],

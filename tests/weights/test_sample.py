@@ -13,8 +13,9 @@ from safetensors.numpy import load_file
 
 from sm70_moe.errors import SettingsError
 from sm70_moe.weights import sample as module
-from sm70_moe.weights.awq import unpack_zeros
 from sm70_moe.weights.checkpoint import Checkpoint
+from sm70_moe.weights.decoding import unpack_part
+from sm70_moe.weights.formats import AWQ
 from sm70_moe.weights.sample import write_sample
 
 SIZES: dict[str, Any] = {
@@ -62,7 +63,9 @@ def test_every_kind_of_value_occurs(tmp_path: Path) -> None:
     write_sample(tmp_path / "a", **SIZES)
     tensors = load(tmp_path / "a")
     scales = np.concatenate([value.ravel() for name, value in tensors.items() if name.endswith("scales")])
-    zeros = [unpack_zeros(torch.from_numpy(value)) for name, value in tensors.items() if name.endswith("qzeros")]
+    zeros = [
+        unpack_part(AWQ.zeros, torch.from_numpy(value)) for name, value in tensors.items() if name.endswith("qzeros")
+    ]
     assert np.isfinite(scales).all()
     assert 0.03 < (scales < 0).mean() < 0.07
     assert (np.abs(scales) < 2.0**-14).any()

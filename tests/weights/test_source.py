@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from sm70_moe.errors import BackendError, CheckpointError
 from sm70_moe.grouping import Grouping, group_layer
 from sm70_moe.layout import BankLayout, Metadata
-from sm70_moe.weights.banks import Banks, prepare
+from sm70_moe.weights.banks import Banks
 from sm70_moe.weights.checkpoint import Checkpoint
+from sm70_moe.weights.loading import prepare
 from sm70_moe.weights.sample import write_sample
 from sm70_moe.weights.source import CheckpointSource, TensorSource
 

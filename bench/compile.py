@@ -1,0 +1,70 @@
+"""Compile the versions that `decode.py` runs into .bench/: needs NVRTC, no GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from sm70_moe.kernels.census import census
+from sm70_moe.kernels.nvrtc import Compiler
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "sm70_moe" / "kernels" / "cuda"
+OUT = ROOT / ".bench"
+FIRST = {"HIDDEN": 2560, "INTERMEDIATE": 160, "TOP_K": 10, "GROUP": 32}
+
+
+def geometry(hidden: int, inner: int, top_k: int, group: int) -> dict[str, int]:
+    return {"HIDDEN": hidden, "INTERMEDIATE": inner, "TOP_K": top_k, "GROUP": group}
+
+
+def jobs() -> dict[str, tuple[str, dict[str, object]]]:
+    """Name -> source and macros."""
+    made: dict[str, tuple[str, dict[str, object]]] = {"roofline": ("roofline", {})}
+    for source in ("decode_w13", "decode_w2"):
+        for order in (0, 1):
+            for metadata in (4, 3, 2):
+                for step in (0, 1):
+                    macros = {**FIRST, "ORDER": order, "METADATA": metadata, "VOLTA_STEP": step}
+                    made[f"{source}.first.o{order}.m{metadata}.s{step}"] = (source, macros)
+        for metadata in (4, 3, 2):
+            made[f"{source}.runtime.o0.m{metadata}.s0"] = (source, {"METADATA": metadata})
+        made[f"{source}.runtime.o1.m4.s0"] = (source, {"METADATA": 4, "ORDER": 1})
+        made[f"{source}.runtime.o0.m4.s1"] = (source, {"METADATA": 4, "VOLTA_STEP": 1})
+        for name, sizes in {
+            "next32": (2048, 128, 10, 32),
+            "next64": (2048, 128, 10, 64),
+            "next128": (2048, 128, 10, 128),
+            "qwen30": (2048, 192, 8, 32),
+            "sample": (256, 64, 4, 32),
+        }.items():
+            for metadata in (4, 3, 2):
+                made[f"{source}.{name}.o0.m{metadata}.s0"] = (source, {**geometry(*sizes), "METADATA": metadata})
+            made[f"{source}.{name}.o1.m3.s0"] = (source, {**geometry(*sizes), "METADATA": 3, "ORDER": 1})
+            made[f"{source}.{name}.o0.m4.s1"] = (source, {**geometry(*sizes), "METADATA": 4, "VOLTA_STEP": 1})
+    variants = json.loads((ROOT / "bench" / "variants.json").read_text())
+    for source, found in variants.items():
+        for name, macros in found.items():
+            made[f"{source}.first.{name}"] = (source, {**FIRST, **{k: v for k, v in macros.items() if k.isupper()}})
+    return made
+
+
+def main() -> None:
+    OUT.mkdir(exist_ok=True)
+    compiler = Compiler()
+    includes = {path.name: path.read_text() for path in SOURCES.glob("*.cuh")}
+    only = sys.argv[1:]
+    for name, (source, macros) in jobs().items():
+        if only and not any(part in name for part in only):
+            continue
+        options = ["--gpu-architecture=sm_90", "--std=c++17", *(f"-DMOE_{k}={v}" for k, v in macros.items())]
+        image = compiler.compile(f"{source}.cu", (SOURCES / f"{source}.cu").read_text(), includes, options)
+        (OUT / f"{name}.cubin").write_bytes(image)
+        if ".v" in name:
+            for k in census(image):
+                print(f"{name:28s} {k.kernel:8s} regs {k.registers:3d} local {k.local} late {k.late_loads} n {k.instructions}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The configuration under which transformers finds our quantizer, and the helper that asks for it."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+from sm70_moe.engines.transformers.host import AutoConfig, QuantizationConfigMixin
+from sm70_moe.errors import CheckpointError
+from sm70_moe.weights.methods import METHODS
+
+NAME = "sm70_awq"
+"""The `quant_method` that is ours."""
+
+ORIGINAL = "checkpoint_method"
+"""Under this key a configuration that says `sm70_awq` keeps what its checkpoint says."""
+
+DEFAULT = "awq"
+"""What a checkpoint is that says `sm70_awq` and no more."""
+
+
+class Sm70MoeConfig(QuantizationConfigMixin):  # type: ignore[misc]  # a class of transformers is Any, see `host`
+    """`quantization_config` of a model that was loaded through this package.
+
+    In memory its method is `sm70_awq`. Written out it is what the checkpoint said before, so that
+    a saved model is a plain AWQ (or other) checkpoint: no file says `sm70_awq` unless somebody
+    wrote that by hand.
+    """
+
+    def __init__(self, quant_method: str = NAME, **fields: Any) -> None:
+        self.quant_method = NAME
+        self.declared = {"quant_method": fields.pop(ORIGINAL, DEFAULT), **fields}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The checkpoint's own fields and method."""
+        return copy.deepcopy(self.declared)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As a dictionary has it: transformers asks so when a model's config is used again."""
+        return NAME if key == "quant_method" else self.declared.get(key, default)
+
+
+def use_sm70_moe(model: Any, **keywords: Any) -> Any:
+    """A config that loads a quantised checkpoint through this package; also registers it.
+
+    `model` is a folder or a name on the hub, read with `AutoConfig.from_pretrained(model,
+    **keywords)`, or a config, which is copied and left as it is. Pass the result to
+    `from_pretrained(..., config=...)`. Raises CheckpointError for a config without
+    `quantization_config` and for a method that cannot be read.
+    """
+    from sm70_moe.engines.transformers.registration import register
+
+    register()
+    named = isinstance(model, str | os.PathLike)
+    config = AutoConfig.from_pretrained(model, **keywords) if named else copy.deepcopy(model)
+    config.quantization_config = taken_over(declared(config), str(model) if named else type(config).__name__)
+    return config
+
+
+def declared(config: Any) -> dict[str, Any]:
+    """What a config says of its quantisation, as transformers looks for it; empty if nothing."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        found = getattr(config.get_text_config(decoder=True), "quantization_config", None)
+    if found is None or isinstance(found, dict):
+        return dict(found or {})
+    return dict(found.to_dict())
+
+
+def taken_over(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """The same fields under our method; the checkpoint's own stays beside it."""
+    method = fields.get("quant_method")
+    method = getattr(method, "value", method)  # an enumeration, if transformers made it
+    if method == NAME:
+        return fields
+    if method not in METHODS:
+        accepted = ", ".join(sorted({*METHODS} - {NAME}))
+        raise CheckpointError(f"{name}: quant_method {method!r}; accepted are {accepted}")
+    return {**fields, "quant_method": NAME, ORIGINAL: method}

@@ -1,0 +1,112 @@
+"""One model in one process: its settings, decisions and layers, from the first layer to the last."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from sm70_moe.agreement import agree
+from sm70_moe.engines.arrivals import ArrivedSource
+from sm70_moe.engines.vllm.names import SECTION
+from sm70_moe.engines.vllm.options import read_settings
+from sm70_moe.errors import BackendError
+from sm70_moe.explanation import obstacle_text
+from sm70_moe.facts import LayerFacts
+from sm70_moe.layer import MoELayer
+from sm70_moe.memory import backend
+from sm70_moe.plan import Plan
+from sm70_moe.preparation import prepare_banks
+from sm70_moe.service import AdmissionService
+
+PLANS = f"{SECTION}.plans"
+"""Key of `additional_config` under which the plans' digest stands, once they are agreed."""
+
+
+class Engine:
+    """Admits every layer while vLLM builds the model; prepares them once their weights are there.
+
+    vLLM builds all layers before it loads any, so that all plans are known when the first layer is
+    prepared: then the ranks agree. After the last one admission is closed. `host` is the `VllmConfig`.
+    """
+
+    def __init__(self, host: Any) -> None:
+        """Raises SettingsError or PolicyError for what cannot be read."""
+        self.host = host
+        self.service = AdmissionService(read_settings(host.additional_config), rank=world_rank())
+        self.dummy = host.load_config.load_format == "dummy"
+        self._waiting: dict[str, Plan] = {}
+        self._agreed = False
+        self.closed = False
+
+    def admit(self, facts: LayerFacts) -> Plan:
+        """Decide a layer; raises AdmissionRefused where an explicit `1` cannot be honoured."""
+        return self.service.admit(facts)
+
+    def expect(self, plan: Plan) -> None:
+        """The layer will be prepared by us."""
+        self._waiting[plan.layer] = plan
+
+    def prepare(self, layer: str, source: ArrivedSource, device: str) -> MoELayer:
+        """Agree with the other ranks, the first time, and make the layer's banks.
+
+        Raises RankDisagreement, and for the last layer what `AdmissionService.close` raises.
+        """
+        self._agree()
+        if layer not in self._waiting:
+            raise BackendError(f"{layer}: its banks are made; weights cannot be loaded a second time")
+        made = self._made(self._waiting.pop(layer), source, device)
+        if not self._waiting:
+            self.service.close()
+            self.closed = True
+        return made
+
+    def _made(self, plan: Plan, source: ArrivedSource, device: str) -> MoELayer:
+        facts = plan.admission.facts
+        if self.service.admit(facts).digest == plan.digest:
+            return self.service.layer(facts, source, device=device)
+        return fallen_back(plan, source, device)
+
+    def _agree(self) -> None:
+        if self._agreed:
+            return
+        self._agreed = True
+        group = rank_group()
+        if group is not None:
+            self._waiting = {plan.layer: plan for plan in agree(tuple(self._waiting.values()), group)}
+        self._note_plans()
+
+    def _note_plans(self) -> None:
+        """Put the plans into what vLLM makes its compile cache's key of.
+
+        Compiled graphs hold plan digests; without this a cache from before a flag changed would fit.
+        """
+        digests = "".join(plan.digest for _, plan in sorted(self._waiting.items()))
+        additional = self.host.additional_config
+        if isinstance(additional, dict):
+            additional[PLANS] = hashlib.sha256(digests.encode()).hexdigest()
+
+
+def fallen_back(plan: Plan, source: ArrivedSource, device: str) -> MoELayer:
+    """The layer of a plan that the ranks agreed on, which is not the service's own."""
+    backends = {route.backend: backend(plan.admission, route.backend) for route in plan.routes}
+    banks = prepare_banks(plan, source, backends[plan.routes[-1].backend], device)
+    return MoELayer(plan, banks, backends)
+
+
+def reasons(plan: Plan) -> str:
+    """Why nothing can run a layer."""
+    return "; ".join(f"{f.check}: {obstacle_text(f)}" for f in plan.admission.last_resort.obstacles)
+
+
+def rank_group() -> Any:
+    """The CPU group of the ranks that share layers; None for a single rank."""
+    from vllm.distributed import get_tp_group  # type: ignore[import-not-found]  # not installed where checked
+
+    group = get_tp_group()
+    return group.cpu_group if group.world_size > 1 else None
+
+
+def world_rank() -> int:
+    from vllm.distributed.parallel_state import get_world_group  # type: ignore[import-not-found]  # as above
+
+    return int(get_world_group().rank)

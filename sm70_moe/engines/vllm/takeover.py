@@ -1,0 +1,131 @@
+"""vLLM's own configs of three formats, with the routed experts taken out of them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+# no types: vLLM is not installed where this package is checked
+from vllm.config import get_current_vllm_config  # type: ignore[import-not-found]
+from vllm.model_executor.layers.fused_moe import (  # type: ignore[import-not-found]
+    RoutedExperts,
+    UnquantizedFusedMoEMethod,
+)
+from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig  # type: ignore[import-not-found]
+from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig  # type: ignore[import-not-found]
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (  # type: ignore[import-not-found]
+    CompressedTensorsConfig,
+)
+
+from sm70_moe.engines.vllm.config import Sm70AwqConfig
+from sm70_moe.engines.vllm.engine import Engine, reasons
+from sm70_moe.engines.vllm.facts import declared, layer_facts, require_known
+from sm70_moe.engines.vllm.method import ExpertsMethod
+from sm70_moe.engines.vllm.names import QUANTIZATION
+from sm70_moe.errors import AdmissionRefused
+from sm70_moe.weights.fields import Fields
+from sm70_moe.weights.methods import SKIP_LISTS, read_quantization
+from sm70_moe.weights.quantization import QuantizationRules
+
+ORDER_OF_OTHERS = re.compile(r"^(?!.*\.experts\.).*\.g_idx$")
+"""Row groups outside of experts: vLLM's kernels do not use them. Ours are looked at."""
+
+
+class Takeover:
+    """Mixed into a config of vLLM's: routed experts are ours where the plan says yes, the rest is vLLM's."""
+
+    raw: dict[str, Any]
+    engine: Engine | None
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        raw = copy.deepcopy(config)
+        found: Any = super().from_config(config)  # type: ignore[misc]  # the mixed-in config has it
+        found.raw, found.engine = raw, None
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What other processes get: the config, and no open engine."""
+        return {**self.__dict__, "engine": None}
+
+    def rules(self) -> QuantizationRules:
+        """What the checkpoint declares, with names as the model has them."""
+        return read_quantization(Fields(Path("config.json"), {"quantization_config": self.raw}))
+
+    def get_quant_method(self, layer: Any, prefix: str) -> Any:
+        """Raises what admission raises, where vLLM builds the model: nothing swallows it there."""
+        if not isinstance(layer, RoutedExperts):
+            return super().get_quant_method(layer, prefix)  # type: ignore[misc]  # as above
+        engine = self._engine()
+        quantization = declared(self.rules(), layer, prefix)
+        plan = engine.admit(layer_facts(layer, prefix, quantization, engine.host))
+        if plan.supported:
+            require_known(layer, prefix)
+            return ExpertsMethod(engine, plan, layer)
+        if quantization.format == "none":
+            return UnquantizedFusedMoEMethod(layer.moe_config)
+        if quantization.format == "mixed":
+            # vLLM would make one kind of parameter for all, and leave those without a tensor as memory was
+            raise AdmissionRefused(prefix, plan.decisions, f"{prefix}: some experts are quantised and some are not")
+        return self._left_to_host(layer, prefix, reasons(plan))
+
+    def _left_to_host(self, layer: Any, prefix: str, why: str) -> Any:
+        try:
+            return super().get_quant_method(layer, prefix)  # type: ignore[misc]  # as above
+        except Exception as error:
+            error.add_note(f"{QUANTIZATION} left {prefix} to vLLM: {why}")
+            raise
+
+    def _engine(self) -> Engine:
+        if self.engine is None or self.engine.closed:
+            self.engine = Engine(get_current_vllm_config())
+        return self.engine
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        super().apply_vllm_mapper(hf_to_vllm_mapper)  # type: ignore[misc]  # as above
+        for key in SKIP_LISTS:
+            if isinstance(self.raw.get(key), list):
+                self.raw[key] = [mapped(hf_to_vllm_mapper, entry) for entry in self.raw[key]]
+
+    def maybe_update_config(self, model_name: str, **more: Any) -> None:
+        """vLLM looks into the files for modules without quantisation, where no list names them."""
+        super().maybe_update_config(model_name, **more)  # type: ignore[misc]  # as above
+        found = getattr(self, "modules_to_not_convert", None)
+        if found and not self.raw.get("modules_to_not_convert"):
+            self.raw["modules_to_not_convert"] = list(found)
+
+    @staticmethod
+    def get_checkpoint_weight_mapper() -> Any:
+        from vllm.model_executor.models.utils import WeightsMapper  # type: ignore[import-not-found]  # as above
+
+        return WeightsMapper(orig_to_new_regex={ORDER_OF_OTHERS: None})
+
+    def get_name(self) -> str:
+        return QUANTIZATION
+
+    get_min_capability = classmethod(lambda cls: Sm70AwqConfig.get_min_capability())
+    get_supported_act_dtypes = classmethod(lambda cls: Sm70AwqConfig.get_supported_act_dtypes())
+
+
+def mapped(mapper: Any, entry: Any) -> Any:
+    """A skip list's entry as the model has it; regular expressions and fragments stay as they are."""
+    if not isinstance(entry, str) or entry.startswith("re:") or "." not in entry:
+        return entry
+    return mapper.map_name(entry) or entry
+
+
+class Sm70Awq(Takeover, AutoAWQConfig):  # type: ignore[misc]  # vLLM's class, see above
+    """AWQ."""
+
+
+class Sm70CompressedTensors(Takeover, CompressedTensorsConfig):  # type: ignore[misc]  # as above
+    """compressed-tensors."""
+
+
+class Sm70Gptq(Takeover, AutoGPTQConfig):  # type: ignore[misc]  # as above
+    """GPTQ."""
+
+
+TAKEOVERS = {"awq": Sm70Awq, "compressed-tensors": Sm70CompressedTensors, "gptq": Sm70Gptq}

@@ -1,0 +1,170 @@
+"""A layer's banks bound to the kernels of one backend: the hot path of a native route."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from sm70_moe.errors import BackendError
+from sm70_moe.kernels.arguments import bank_tensors, check_call
+from sm70_moe.kernels.launch import Launcher, Program
+from sm70_moe.kernels.steps import CALL, Case, Route, bank_arguments, numbers
+from sm70_moe.weights.banks import Bank, Banks
+
+ALIGNMENT = 16
+"""Bytes: kernels load activations and store outputs 16 bytes at a time (CONTRACT 4)."""
+
+HALF, WORD = 2, 4
+"""Bytes of an FP16 element, and of an id or a router weight."""
+
+MOST_SLOTS = 16
+"""Slots of a token that scratch is made for in advance; a layer with more allocates in `ready`."""
+
+FP16, INT32, FP32 = torch.float16, torch.int32, torch.float32
+
+
+class Bound:
+    """One layer on one device.
+
+    A program is made for each number of tokens, by `ready` or at the first such call; after that a
+    call checks its arguments, packs them and launches. Scratch belongs to the layer: calls of one
+    layer must not run on two streams at once. Holds no bank: the layer's owner does.
+    """
+
+    def __init__(self, name: str, launcher: Launcher, route: Route, banks: Banks, dependent: bool) -> None:
+        if not banks.layout.batched:
+            raise BackendError(f"backend {name!r}: banks {banks.layout.tag!r}, accepted are batched ones")
+        self.name, self.launcher, self.route, self.dependent = name, launcher, route, dependent
+        self.layout, self.shape, self.filled = banks.layout, banks.shape, banks.filled
+        self.planes = bank_arguments({**addresses("w13", banks.w13), **addresses("w2", banks.w2)})
+        planes = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in bank_tensors(banks))
+        self.starts, self.ends = [start for start, _ in planes], [end for _, end in planes]
+        # zero at first: a kernel that counts arrivals starts from there
+        self.scratch = torch.zeros(max(1, route.scratch), dtype=torch.uint8, device=banks.device)
+        self.inner = torch.empty(self._inner_size(MOST_SLOTS), dtype=FP16, device=banks.device)
+        self.programs: dict[tuple[int, int], Program] = {}
+        self.stream = current_stream(banks.device)
+        # -1 for the CPU, as torch numbers it: tests run there
+        self.hidden, self.experts, self.index = banks.shape.hidden, banks.shape.experts, self.inner.get_device()
+
+    def ready(self, top_k: int) -> None:
+        """Make the programs of every number of tokens, so that the first call may already be captured."""
+        for tokens in range(self.route.first, self.route.last + 1):
+            self._program(tokens, top_k)
+
+    def __call__(
+        self,
+        banks: Banks,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        intermediate: torch.Tensor | None,
+    ) -> None:
+        """Run one call; see `Backend.run`. No tensor value is read, and only `ready` allocates."""
+        places = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), out.data_ptr()
+        if intermediate is not None or not self._usual(x, ids, weights, out, places):
+            self._examine(banks, x, ids, weights, out, intermediate)
+        tokens, top_k = ids.shape
+        program = self.programs.get((tokens, top_k)) or self._program(tokens, top_k)
+        inner = self.inner if intermediate is None else intermediate
+        program(self.stream(), *places, inner.data_ptr())
+
+    def _usual(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, places: tuple[int, ...]
+    ) -> bool:
+        """Is the call as an engine makes it? Quick, and never True for one that is not.
+
+        `places` are the addresses; what is asked of all four tensors is asked in few words, since this
+        is most of a call's host time.
+        """
+        slots, row, at = ids.shape, x.shape, self.index
+        if len(slots) != 2 or weights.shape != slots or out.shape != row or row != (slots[0], self.hidden):
+            return False
+        if not (x.dtype is out.dtype is FP16 and ids.dtype is INT32 and weights.dtype is FP32):
+            return False
+        if not (x.is_contiguous() and ids.is_contiguous() and weights.is_contiguous() and out.is_contiguous()):
+            return False
+        if not (x.get_device() == ids.get_device() == weights.get_device() == out.get_device() == at):
+            return False
+        given, named, weighted, start = places
+        size, word = slots[0] * self.hidden * HALF, slots[0] * slots[1] * WORD
+        end = start + size
+        if (start | given) % ALIGNMENT or len(self.filled) != self.experts:
+            return False
+        if given < end and start < given + size:
+            return False
+        if (named < end and start < named + word) or (weighted < end and start < weighted + word):
+            return False
+        # planes do not overlap, so only the last one that starts below `end` can reach into the output
+        below = bisect_left(self.starts, end)
+        return not below or self.ends[below - 1] <= start
+
+    def _examine(
+        self,
+        banks: Banks,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        intermediate: torch.Tensor | None,
+    ) -> None:
+        """Say what is wrong with an unusual call; only one that exports its activations passes."""
+        inputs = {"x": x, "ids": ids, "weights": weights}
+        outputs = {"out": out} if intermediate is None else {"out": out, "intermediate": intermediate}
+        banks.require_complete()
+        check_call(banks, inputs, outputs)
+        if x.dtype is not FP16:
+            raise BackendError(f"backend {self.name!r}: x has dtype {x.dtype}, accepted is {FP16}")
+        for name, tensor in {**inputs, **outputs}.items():
+            if not tensor.is_contiguous():
+                raise BackendError(
+                    f"backend {self.name!r}: {name} has strides {tensor.stride()}, accepted is contiguous"
+                )
+            if name not in ("ids", "weights") and tensor.data_ptr() % ALIGNMENT:
+                raise BackendError(f"backend {self.name!r}: {name} starts at no multiple of {ALIGNMENT} bytes")
+
+    def _program(self, tokens: int, top_k: int) -> Program:
+        """Plan, load and pack everything for calls of this shape."""
+        first, last = self.route.first, self.route.last
+        if not first <= tokens <= last:
+            raise BackendError(f"backend {self.name!r}: {tokens} tokens, accepted are {first} to {last}")
+        if self._inner_size(top_k) > self.inner.numel():
+            self.inner = torch.empty(self._inner_size(top_k), dtype=FP16, device=self.inner.device)
+        case = Case(self.shape, self.layout, top_k, tokens, self.launcher.architecture, self.dependent)
+        self.programs[tokens, top_k] = program = self.launcher.program(
+            self.route.steps(case),
+            varying=CALL,
+            values={**numbers(case), **self.planes, "scratch": self.scratch.data_ptr()},
+            sizes={
+                "hidden": self.shape.hidden,
+                "intermediate": self.shape.intermediate,
+                "experts": self.shape.experts,
+                "top_k": top_k,
+                "group": self.layout.group,
+            },
+        )
+        return program
+
+    def _inner_size(self, top_k: int) -> int:
+        """FP16 elements of the activations of the largest call."""
+        return self.route.last * top_k * self.shape.intermediate
+
+
+def addresses(bank: str, matrix: Bank) -> dict[str, int]:
+    """Addresses of a batched bank's planes by argument name."""
+    return {
+        f"{bank}_{name}": plane.data_ptr() for name, plane in matrix.planes.items() if isinstance(plane, torch.Tensor)
+    }
+
+
+def current_stream(device: torch.device) -> Callable[[], int]:
+    """Handle of torch's current stream on a device. The private call is what torch's own compiler uses;
+    the public one costs three times as much."""
+    index = device.index or 0
+    quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if quick is None:
+        return lambda: int(torch.cuda.current_stream(index).cuda_stream)
+    return lambda: quick(index)

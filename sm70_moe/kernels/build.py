@@ -1,0 +1,228 @@
+"""Building: every version of every source to a cubin, into one folder with its record.
+
+Runs in the package's own build hook, by `sm70-moe build-kernels`, and by
+`python -m sm70_moe.kernels.build` in a checkout. Same sources, options, compiler and scope give the
+same bytes and the same build id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm70_moe.errors import BackendError
+from sm70_moe.kernels import nvrtc
+from sm70_moe.kernels.geometry import shipped_geometries
+from sm70_moe.kernels.images import RECORD, Cubins, Image
+from sm70_moe.kernels.manifest import ARCHITECTURES, Manifest, load_manifests
+from sm70_moe.kernels.versions import Scope, Version, versions
+
+SOURCES = Path(__file__).parent / "cuda"
+INSTALLED = Path(__file__).parent / "cubins"
+"""Where the package's own build lies."""
+
+OPTIONS = ("--std=c++17",)
+"""Options of every compilation, besides the architecture, the macros and a manifest's own."""
+
+COMPILER = " ".join(nvrtc.REQUIREMENTS)
+
+Progress = Callable[[int, int], None]
+"""Called with the number of cubins done and of all cubins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One compilation; `key` is the digest of everything that its result depends on."""
+
+    version: Version
+    source: str
+    options: tuple[str, ...]
+    key: str
+
+
+def shipped_scope() -> Scope:
+    """Every architecture, and the geometries of the policies that come with the package."""
+    return Scope(ARCHITECTURES, shipped_geometries())
+
+
+def build_id(scope: Scope, sources: Path | None = None) -> str:
+    """SHA-256 (hex) of the sources (default: the package's), the options, the compiler and the scope."""
+    files = {name: _digest(content) for name, content in source_files(sources or SOURCES).items()}
+    content = {"compiler": COMPILER, "options": OPTIONS, "scope": scope.record(), "sources": files}
+    return _digest(json.dumps(content, sort_keys=True).encode())
+
+
+def expected_id(cubins: Cubins, *, own: bool) -> str:
+    """The id that the installed sources would give a build of this scope.
+
+    The package's `own` build has to be for the policies as they are now as well.
+    """
+    scope = cubins.scope
+    geometries = shipped_geometries() if own else scope.geometries
+    return build_id(Scope(scope.architectures, geometries, scope.tests))
+
+
+def source_files(folder: Path) -> dict[str, bytes]:
+    """Sources, headers and manifests of a folder, by name."""
+    kinds = {".cu", ".cuh", ".h", ".toml"}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in kinds}
+
+
+def build(
+    out: Path,
+    scope: Scope,
+    *,
+    sources: Path | None = None,
+    cache: Path | None = None,
+    workers: int | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Cubins:
+    """Compile everything in `scope` into the folder `out`, which is replaced as a whole.
+
+    `cache` keeps compiled cubins between builds. Raises BackendError for a source that does not
+    compile, a compiler that is not installed, and an `out` that holds something other than a build.
+    """
+    check_target(out)
+    sources = sources or SOURCES
+    manifests = load_manifests(sources)
+    if odd := sorted(manifests.keys() ^ {path.stem for path in sources.glob("*.cu")}):
+        raise BackendError(f"{sources}: {', '.join(odd)}: every NAME.cu has a NAME.toml, and the other way round")
+    headers = headers_of(sources)
+    texts = {name: (sources / f"{name}.cu").read_text(encoding="utf-8") for name in manifests}
+    jobs = [job_of(v, manifests[v.source], texts[v.source], headers) for v in versions(manifests.values(), scope)]
+    with replaced(out) as fresh, kept(cache, fresh) as store:
+        missing = [job for job in jobs if not (store / job.key).exists()]
+        compile_jobs(missing, headers, store, workers or cpus(), progress)
+        images = tuple(_place(job, store, fresh) for job in jobs)
+        made = Cubins(out.resolve(), build_id(scope, sources), COMPILER, scope, images)
+        (fresh / RECORD).write_text(json.dumps(made.record(), indent=1) + "\n", encoding="utf-8")
+    return made
+
+
+def check_target(out: Path) -> None:
+    """Only a folder that is new, empty or an earlier build is replaced."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise BackendError(f"{out}: is no folder; accepted is a new one, an empty one or an earlier build")
+    if out.is_dir() and any(out.iterdir()) and not (out / RECORD).is_file():
+        raise BackendError(f"{out}: holds no {RECORD}; accepted is a new folder, an empty one or an earlier build")
+
+
+def job_of(version: Version, manifest: Manifest, source: str, headers: Mapping[str, str]) -> Job:
+    macros = (f"-D{name}={value}" for name, value in version.macros(manifest).items())
+    options = (f"--gpu-architecture={version.architecture}", *OPTIONS, *manifest.options, *macros)
+    content = [COMPILER, source, list(options), sorted(headers.items())]
+    return Job(version, source, options, _digest(json.dumps(content).encode()))
+
+
+def headers_of(sources: Path) -> dict[str, str]:
+    """The headers of a folder of sources, by the name under which they are included."""
+    return {name: text.decode() for name, text in source_files(sources).items() if Path(name).suffix in {".cuh", ".h"}}
+
+
+def compile_jobs(
+    jobs: Sequence[Job], headers: Mapping[str, str], store: Path, workers: int, progress: Progress
+) -> None:
+    """Compile in processes of their own, since NVRTC takes one program at a time in each."""
+    if not jobs:
+        return
+    done = iter(range(1, len(jobs) + 1))
+    shares = [share for share in (jobs[i::workers] for i in range(workers)) if share]
+    with ThreadPoolExecutor(len(shares)) as pool:
+        for failure in pool.map(lambda s: _work(s, headers, store, lambda: progress(next(done), len(jobs))), shares):
+            if failure:
+                raise BackendError(failure)
+
+
+def _work(jobs: Sequence[Job], headers: Mapping[str, str], store: Path, tick: Callable[[], None]) -> str:
+    """Run one worker over its share; returns what went wrong, or nothing."""
+    command = [sys.executable, "-P", nvrtc.__file__]
+    order = json.dumps({"includes": headers, "jobs": [_order(job, store) for job in jobs]})
+    # the log goes to a file: a pipe that nobody reads would stop a worker that has much to say
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as worker,
+    ):
+        assert worker.stdin
+        assert worker.stdout
+        worker.stdin.write(order.encode())
+        worker.stdin.close()
+        for _ in worker.stdout:
+            tick()
+        if not worker.wait():
+            return ""
+        log.seek(0)
+        return log.read().decode(errors="replace").strip() or f"the compiler ended with {worker.returncode}"
+
+
+def _order(job: Job, store: Path) -> dict[str, object]:
+    out = str(store / job.key)
+    return {"name": f"{job.version.name}.cu", "source": job.source, "options": job.options, "out": out}
+
+
+def _place(job: Job, store: Path, folder: Path) -> Image:
+    content = (store / job.key).read_bytes()
+    name = f"{job.version.name}.cubin"
+    (folder / name).write_bytes(content)
+    return Image(job.version, name, _digest(content))
+
+
+@contextmanager
+def replaced(out: Path) -> Iterator[Path]:
+    """A new folder beside `out` that takes its place at the end, if nothing was raised."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
+        fresh = Path(temporary) / "new"
+        fresh.mkdir()
+        yield fresh
+        if out.exists():
+            os.replace(out, Path(temporary) / "old")
+        os.replace(fresh, out)
+
+
+@contextmanager
+def kept(cache: Path | None, beside: Path) -> Iterator[Path]:
+    """The folder for compiled cubins by key: the cache, or one that is removed at the end."""
+    store = cache or beside.with_name("store")
+    store.mkdir(parents=True, exist_ok=True)
+    yield store
+    if cache is None:
+        shutil.rmtree(store)
+
+
+def cpus() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def main(arguments: Iterable[str] = ()) -> None:
+    """Build into the package itself. Arguments are architectures (all if none), and `--tests`."""
+    given = list(arguments)
+    unknown = [a for a in given if a not in (*ARCHITECTURES, "--tests")]
+    if unknown:
+        raise SystemExit(f"{unknown[0]!r}: accepted are --tests and {', '.join(ARCHITECTURES)}")
+    chosen = tuple(a for a in ARCHITECTURES if a in given) or ARCHITECTURES
+    scope = Scope(chosen, shipped_geometries(), "--tests" in given)
+    made = build(INSTALLED, scope, cache=Path("build") / "kernels", progress=_tell)
+    print(f"{len(made.images)} cubins in {made.folder}, build {made.id[:16]}")
+
+
+def _tell(done: int, total: int) -> None:
+    print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

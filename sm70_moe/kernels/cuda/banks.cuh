@@ -1,0 +1,126 @@
+// How a bank's bytes lie: the orders "octet32" and "tile32x8", and the three kinds of metadata.
+//
+// Both orders are read by the same lanes in the same K order, so that they give the same bits: a lane
+// takes one column and a "unit" of 32 consecutive K at a time, as four words.
+#pragma once
+#include "decode.cuh"
+
+#define OCTET32 0
+#define TILE32X8 1
+
+#ifndef MOE_ORDER
+#define MOE_ORDER OCTET32
+#endif
+#ifndef MOE_METADATA
+#define MOE_METADATA 4  // 4 = FP16 scale and bias; 3 = scale and 8-bit zero; 2 = scale and 4-bit zero
+#endif
+
+// The plane that holds the scales: all metadata of a column together, or scales alone.
+#if MOE_METADATA == 4 || (MOE_METADATA == 3 && MOE_ORDER == TILE32X8)
+#define GROUPS(metadata, scales) metadata
+#else
+#define GROUPS(metadata, scales) scales
+#endif
+
+// One expert's matrix: `units` of K, `columns` of N.
+struct Matrix {
+  const u8* words;
+  const u8* groups;  // metadata, or scales
+  const u8* zeros;
+  int units, columns, shift;  // a group has 1 << shift units
+
+  __device__ __forceinline__ static Matrix of(const void* words, const void* groups, const void* zeros, int expert,
+                                              int units, int columns, int group) {
+    Matrix m;
+    m.units = units, m.columns = columns, m.shift = group >> 6;  // 32, 64, 128 -> 0, 1, 2
+    const u64 pairs = (u64)expert * (u32)((units >> m.shift) * columns);
+    const int padded = MOE_ORDER == TILE32X8 ? (columns + 31) & ~31 : columns;
+    m.words = (const u8*)words + (u64)expert * (u32)(units * padded) * 16u;
+#if MOE_METADATA == 4
+    m.groups = (const u8*)groups + pairs * 4;
+    m.zeros = nullptr;
+#elif MOE_METADATA == 3 && MOE_ORDER == TILE32X8
+    m.groups = (const u8*)groups + pairs * 3;
+    m.zeros = nullptr;
+#else
+    m.groups = (const u8*)groups + pairs * 2;
+    m.zeros = (const u8*)zeros + (MOE_METADATA == 3 ? pairs : pairs >> 1);
+#endif
+    return m;
+  }
+
+  // Raw metadata of a column in a unit's group: one or two registers.
+  struct Raw {
+    u32 first, second;
+    __device__ __forceinline__ Scale scale(int row) const {
+#if MOE_METADATA == 4
+      return from_pair(first);
+#elif MOE_METADATA == 3 && MOE_ORDER == TILE32X8
+      // three bytes of eight columns are 24 bytes: this column's start in `first`, may end in `second`
+      const u32 three = __funnelshift_r(first, second, (3 * row & 3) * 8);
+      return from_zero(three & 0xffff, three >> 16 & 0xff);
+#elif MOE_METADATA == 3
+      return from_zero(first, second);
+#else
+      return from_zero(first, second >> (4 * row) & 15);
+#endif
+    }
+  };
+
+  // A place in the matrix: column `row` of an octet, from a unit on. Another place at a distance that
+  // the compiler knows costs no addresses of its own.
+  struct Place {
+    const u8 *codes, *groups, *zeros;
+
+#if MOE_ORDER == TILE32X8
+    static constexpr int kUnit = 4 * 32 * 4;
+    __device__ __forceinline__ uint4 read(int offset) const {
+      const u8* const p = codes + offset;
+      return make_uint4(read_word(p), read_word(p + 128), read_word(p + 256), read_word(p + 384));
+    }
+#else
+    static constexpr int kUnit = 8 * 16;
+    __device__ __forceinline__ uint4 read(int offset) const { return read_codes(codes + offset); }
+#endif
+  };
+
+  __device__ __forceinline__ Place at(int octet, int unit, int row) const {
+    const int group = unit >> shift, count = units >> shift;
+#if MOE_ORDER == TILE32X8
+    const u8* const codes = words + (((octet >> 2) * units + unit) * 128 + (octet & 3) * 8 + row) * 4;
+    const int place = group * columns + octet * 8, eighth = group * (columns >> 3) + octet;
+#else
+    const u8* const codes = words + ((octet * units + unit) * 8 + row) * 16;
+    const int eighth = octet * count + group, place = eighth * 8;
+#endif
+#if MOE_METADATA == 4
+    return {codes, groups + (place + row) * 4, nullptr};
+#elif MOE_METADATA == 3 && MOE_ORDER == TILE32X8
+    const u8* const eight = groups + place * 3;
+    return {codes, eight + (3 * row & ~3), eight + (3 * row + 2 & ~3)};
+#elif MOE_METADATA == 3
+    return {codes, groups + (place + row) * 2, zeros + place + row};
+#else
+    return {codes, groups + (place + row) * 2, zeros + eighth * 4};
+#endif
+  }
+
+  // Codes of the place that lies `ahead` units further in the same column.
+  __device__ __forceinline__ uint4 codes_at(const Place& place, int ahead) const {
+    return place.read(ahead * Place::kUnit);
+  }
+
+  // Metadata of the same; `ahead` is a multiple of 4 or 0.
+  __device__ __forceinline__ Raw raw_at(const Place& place, int ahead) const {
+    const int place_step = (ahead >> shift) * (MOE_ORDER == TILE32X8 ? columns : 8);
+#if MOE_METADATA == 4
+    return {read_word(place.groups + place_step * 4), 0};
+#elif MOE_METADATA == 3 && MOE_ORDER == TILE32X8
+    return {read_word(place.groups + place_step * 3), read_word(place.zeros + place_step * 3)};
+#elif MOE_METADATA == 3
+    return {read_half(place.groups + place_step * 2), read_byte(place.zeros + place_step)};
+#else
+    return {read_half(place.groups + place_step * 2), read_word(place.zeros + place_step / 2)};
+#endif
+  }
+};

@@ -1,0 +1,224 @@
+// W13, SwiGLU: x (M, H) -> intermediate (M, k, I), for up to 8 tokens.
+//
+// One block owns one or two octets of interleaved gate and up columns of one expert, over all of K.
+// Its warps share K out among them; everything that a thread reads of the weights is requested
+// before the first tensor-core step, so a launch has all of its bytes in flight.
+//
+// Grouped without a plan: block (., slot) reads all ids, serves its expert for every token that chose
+// it, and leaves if an earlier slot has the same id. Tokens are the columns of the tensor-core step.
+//
+// The bits of a result depend on K's grouping into partial sums only: "parts" of kQuads steps of four
+// units, added in order. It is the same in all kernels of a build, so a token has the same result
+// alone and in any batch.
+#include "banks.cuh"
+#include "geometry.cuh"
+#include "tensor.cuh"
+
+#if SPECIALISED
+constexpr int kMostUnits = HIDDEN / 32;
+#else
+constexpr int kMostUnits = 512;  // H up to 16,384: what the sums of a block take in shared memory
+#endif
+
+// Steps of four units in a part. Volta: more loads for each warp, as its step takes one octet only.
+constexpr int kQuads = QUADPAIR ? 4 : 2;
+constexpr int kPartUnits = 4 * kQuads;
+constexpr int kMostParts = divide_up(kMostUnits, kPartUnits);
+
+#ifndef MOE_W13_BLOCKS
+#define MOE_W13_BLOCKS (kHalves ? 4 : 3)
+#endif
+
+// How a block of up to TOKENS tokens is cut.
+// - one octet, two parts in a warp: rows 8 to 15 are the next part, and each token has two columns;
+// - two octets, one part in a warp (more than four tokens);
+// - the quad-pair step: one octet, one part in a warp.
+template <int TOKENS>
+struct Cut {
+  static constexpr bool kHalves = !QUADPAIR && TOKENS <= 4;
+  static constexpr int kOctets = QUADPAIR || kHalves ? 1 : 2;
+  static constexpr int kWarpParts = kHalves ? 2 : 1;
+  static constexpr int kWarpUnits = kWarpParts * kPartUnits;
+  static constexpr int kColumns = TOKENS == 1 ? 1 : kHalves ? 4 : 8;  // tokens that sums are kept for
+  static constexpr int kRows = 8 * kOctets;
+#if SPECIALISED
+  static constexpr int kNeeded = divide_up(kMostUnits, kWarpUnits);
+  static constexpr int kWarps = kNeeded < 16 ? kNeeded : 16;
+  static constexpr bool kWhole = kWarps * kWarpUnits == kMostUnits;  // one round, nothing past the end
+#else
+  static constexpr int kWarps = 8;
+  static constexpr bool kWhole = false;
+#endif
+  static constexpr int kThreads = 32 * kWarps;
+  // Blocks a multiprocessor should hold at least: what the compiler is told to keep registers low for.
+  static constexpr int kBlocks = MOE_W13_BLOCKS;
+  // token and part (0 or 1) of a column of the tensor-core step
+  __device__ static int token(int column) { return kHalves ? column & 3 : column; }
+  __device__ static int half(int column) { return kHalves ? column >> 2 : 0; }
+};
+
+// silu in FP32 of the FP16 gate, to within 4 units of 2^-24. The quotient is refined instead of
+// divided: a division is a call. Beyond 80 the result is no FP16 number but 0 anyway; minus infinity
+// gives NaN, as -inf / inf does.
+__device__ __forceinline__ float silu(float gate) {
+  const float below = 1.0f + expf(fminf(-gate, 80.0f));
+  float inverse;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(below));
+  const float near = gate * inverse;
+  const float better = fmaf(fmaf(-below, near, gate), inverse, near);
+  return gate > 65504.0f ? gate : better;
+}
+
+template <int TOKENS>
+__device__ __forceinline__ void w13(const u16* x, const int* ids, const void* words, const void* groups,
+                                    const void* zeros, u16* intermediate, int tokens, int top_k, int hidden, int inner,
+                                    int experts, int group) {
+  using C = Cut<TOKENS>;
+  __shared__ float sums[kMostParts][C::kRows][C::kColumns];
+  __shared__ u32 chosen[C::kColumns];  // for each token, the slots that chose this expert
+  const int lane = lane_id(), warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
+  const int tile = blockIdx.x, slot = blockIdx.y;
+  const int units = HIDDEN / 32, parts = (units + kPartUnits - 1) / kPartUnits;
+
+  const int expert = ids[slot];
+  u16* const result = intermediate + tile * (C::kRows / 2);
+  const bool valid = (u32)expert < (u32)experts;
+  u32 active = 1;  // tokens that chose this expert
+  if (TOKENS > 1) {
+    constexpr int kWords = SPECIALISED ? divide_up(TOKENS * TOP_K, 32) : TOKENS;  // k up to 32
+    u32 mine = 0, earlier = 0;  // lane t: slots of token t; earlier slots with this expert
+#pragma unroll
+    for (int w = 0; w < kWords; w++) {
+      const int i = 32 * w + lane;
+      const u32 same = __ballot_sync(~0u, (i < tokens * TOP_K ? ids[i] : -1) == expert);
+      const int ahead = lane * TOP_K - 32 * w;
+      mine |= shift_right(same, ahead) | shift_left(same, -ahead);
+      earlier |= same & ~shift_left(~0u, max(slot - 32 * w, 0));
+    }
+    mine &= ~shift_left(~0u, TOP_K);
+    if (valid && earlier) return;
+    active = __ballot_sync(~0u, mine);
+    if (warp == 0 && lane < C::kColumns) chosen[lane] = mine;
+  }
+  if (!valid) {
+    if (threadIdx.x < C::kRows / 2) result[(u64)slot * INNER + threadIdx.x] = 0;
+    return;
+  }
+
+  const Matrix matrix = Matrix::of(words, groups, zeros, expert, units, 2 * INNER, GROUP);
+  const bool serves = active >> C::token(row) & 1;
+  for (int round = 0; round < parts; round += C::kWarps * C::kWarpParts) {
+    const int first = round + warp * C::kWarpParts;
+    // one octet: a set is a part; two octets: a set is an octet
+    uint4 codes[kQuads][kSets];
+    Matrix::Raw raw[kQuads][kSets];
+#pragma unroll
+    for (int s = 0; s < kSets; s++) {
+      const int octet = C::kOctets * tile + (C::kOctets == 2 ? s : 0), part = first + (C::kHalves ? s : 0);
+      const Matrix::Place place = matrix.at(octet, part * kPartUnits + quad, row);
+#pragma unroll
+      for (int j = 0; j < kQuads; j++) {
+        codes[j][s] = make_uint4(0, 0, 0, 0), raw[j][s] = {0, 0};
+        if (C::kWhole || part * kPartUnits + quad + 4 * j < units) {
+          codes[j][s] = matrix.codes_at(place, 4 * j);
+          raw[j][s] = matrix.raw_at(place, 4 * j);
+        }
+      }
+    }
+    let_next_start();
+
+    // Brings this warp's activations into L1, a sector a lane, while the weights are on their way; then
+    // each operand is loaded where it is used, and takes no registers before. `warm` is 0: `tokens` is
+    // below 256, which the compiler does not know.
+    u32 warm = 0;
+    const int sector = min(first * kPartUnits * 2 + lane, HIDDEN / 16 - 1) * 2;
+#pragma unroll 1
+    for (u32 left = active; left; left &= left - 1)
+      warm |= *(const volatile u32*)(x + (__ffs(left) - 1) * HIDDEN + sector * 8);
+    warm &= tokens >> 8;
+    __syncthreads();  // keeps the loads in front: the compiler would move each one to its use
+
+    const int unit = (first + C::half(row)) * kPartUnits + quad;
+    const u16* activations = x + (C::token(row) * HIDDEN + unit * 32 + warm);
+    asm volatile("" : "+l"(activations));  // one address, not one for each load
+    Sums sum;
+#pragma unroll
+    for (int j = 0; j < kQuads; j++) {
+      const bool there = serves && (C::kWhole || unit + 4 * j < units);
+      uint4 operand[4];
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        operand[w] = make_uint4(0, 0, 0, 0);
+        if (there) operand[w] = read_activations(activations + j * 128 + w * 8);
+      }
+      Scale scale[kSets];
+#pragma unroll
+      for (int s = 0; s < kSets; s++) scale[s] = raw[j][s].scale(row);
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        u32 weights[kSets][4];
+#pragma unroll
+        for (int s = 0; s < kSets; s++) decode(word_of(codes[j][s], w), scale[s], weights[s]);
+        sum.add(weights, operand[w]);
+      }
+    }
+    sum.join();
+    float(&c)[kSums] = sum.c[0];
+
+#if QUADPAIR
+    if (TOKENS == 1) {
+      sum_quads_first(c);
+      if (!(lane & 14) && (C::kWhole || first < parts)) {
+        sums[first][row & 5][0] = c[0];
+        sums[first][row & 5 | 2][0] = c[2];
+      }
+    } else {
+      sum_quads(c);
+      float* const place = &sums[first][summed_row()][summed_column() % C::kColumns];
+      if (C::kWhole || first < parts) place[0] = c[0], place[1] = c[1];
+    }
+#else
+    if (C::kHalves) {
+      const int part = first + (quad >> 1);
+      const float one = quad < 2 ? c[0] : c[2], two = quad < 2 ? c[1] : c[3];
+      float* const place = &sums[part][row][2 * (quad & 1) % C::kColumns];
+      if (C::kWhole || part < parts) {
+        if (TOKENS > 1 || !(quad & 1)) place[0] = one;
+        if (TOKENS > 1) place[1] = two;
+      }
+    } else if (C::kWhole || first < parts) {
+      float* const upper = &sums[first][row][2 * quad % C::kColumns];
+      float* const lower = &sums[first][(row + 8) % C::kRows][2 * quad % C::kColumns];
+      upper[0] = c[0], upper[1] = c[1], lower[0] = c[2], lower[1] = c[3];
+    }
+#endif
+  }
+  __syncthreads();
+
+  // one thread a column of the intermediate and token
+  if (threadIdx.x >= C::kRows / 2 * C::kColumns) return;
+  const int token = threadIdx.x % C::kColumns, column = threadIdx.x / C::kColumns;
+  float gate = 0.0f, up = 0.0f;
+#pragma unroll
+  for (int p = 0; p < kMostParts; p++)
+    if (p < parts) gate += sums[p][2 * column][token], up += sums[p][2 * column + 1][token];
+  const u16 value = mul_half(to_half(silu(to_float(to_half(gate)))), to_half(up));
+  if (TOKENS == 1) {
+    result[(u64)slot * INNER + column] = value;
+  } else {
+    for (u32 slots = chosen[token]; slots; slots &= slots - 1)
+      result[(u64)(token * TOP_K + __ffs(slots) - 1) * INNER + column] = value;
+  }
+}
+
+#define KERNEL(name, most)                                                                                     \
+  extern "C" __global__ void BOUNDS(Cut<most>::kThreads, Cut<most>::kBlocks)                                            \
+      name(const u16* x, const int* ids, const void* w13_words, const void* w13_metadata, const void* w13_scales, const void* w13_zeros, \
+           u16* intermediate, int tokens, int top_k, int hidden, int inner, int experts, int group) {          \
+    w13<most>(x, ids, w13_words, GROUPS(w13_metadata, w13_scales), w13_zeros, intermediate, tokens, top_k, hidden, inner, experts,   \
+              group);                                                                                          \
+  }
+
+KERNEL(w13_1, 1)
+KERNEL(w13_4, 4)
+KERNEL(w13_8, 8)

@@ -1,0 +1,212 @@
+// W2 and the weighted sum: intermediate (M, k, I) -> out (M, H), for up to 8 tokens.
+//
+// One block owns one octet of output columns, for all slots of all tokens, so that it can add the
+// slots in the router's order: no atomics and no scratch memory.
+//
+// A warp takes eight slots and some of their "runs", pieces of a dot product of one unit of 32 K (more
+// where K is long: a slot has at most 8 runs). In a tensor-core step slots 0 to 3 are rows 0 to 7,
+// slots 4 to 7 rows 8 to 15, and slot r has column r to itself: lane (row, quad) gives activations only
+// where its quad is the slot's place. (The quad-pair step takes four slots.) A slot's runs are added in
+// order, so its bits do not depend on the slots beside it: a token has the same result alone and in any
+// batch.
+//
+// Two slots with one expert read its weights twice, the second time from L1 or L2.
+#include "banks.cuh"
+#include "geometry.cuh"
+#include "tensor.cuh"
+
+constexpr int kStepSlots = 4 * kSets;
+constexpr int kMostRuns = 8;
+
+#ifndef MOE_W2_WARPS
+#define MOE_W2_WARPS (QUADPAIR ? 10 : 16)  // at most so many, unless there are more groups of slots
+#endif
+#ifndef MOE_W2_AHEAD
+#define MOE_W2_AHEAD (QUADPAIR ? 8 : TOKENS == 8 ? 3 : 8)
+#endif
+#ifndef MOE_W2_BLOCKS
+#define MOE_W2_BLOCKS 3
+#endif
+
+// How a block is cut: `kGroups` of slots times `kRanges` of runs, one of each for a warp.
+template <int TOKENS>
+struct Cut {
+#if SPECIALISED
+  static constexpr int kUnits = INNER / 32, kRunUnits = divide_up(kUnits, kMostRuns);
+  static constexpr int kRuns = divide_up(kUnits, kRunUnits);
+  static constexpr int kSlots = TOKENS * TOP_K, kGroups = divide_up(kSlots, kStepSlots);
+  static constexpr int kMost = MOE_W2_WARPS / kGroups;
+  static constexpr int kRanges = kMost < 1 ? 1 : kMost < kRuns ? kMost : kRuns;
+  static constexpr int kWarpRuns = divide_up(kRuns, kRanges);
+  static constexpr int kWarps = kGroups * kRanges;
+  static constexpr int kAhead = MOE_W2_AHEAD < kWarpRuns ? MOE_W2_AHEAD : kWarpRuns;  // runs whose loads come first
+  static constexpr bool kUnitRuns = kRunUnits == 1;
+  static constexpr bool kWhole = kUnitRuns && kRuns % kRanges == 0;  // no warp has less than kWarpRuns
+#else
+  static constexpr int kRuns = kMostRuns, kWarps = 8, kAhead = 1;
+  static constexpr int kSlots = TOKENS * 16;  // k up to 16: what the sums take in shared memory
+  static constexpr int kRanges = TOKENS == 1 ? 4 : TOKENS == 2 ? 2 : 1, kWarpRuns = divide_up(kRuns, kRanges);
+  static constexpr bool kUnitRuns = false, kWhole = false;
+#endif
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kKept = kRanges == 1 ? 1 : kRuns;  // sums of a slot that are added up at the end
+  static constexpr int kBlocks = MOE_W2_BLOCKS;
+};
+
+// Stores the two sums that a lane has: of slots `first` to `first + kStepSlots - 1` and their runs.
+__device__ __forceinline__ void keep(float (*parts)[8], int stride, int first, int slots, float one, float two) {
+  const int row = lane_row(), quad = lane_quad();
+#if QUADPAIR
+  const int slot = first + quad;  // rows `row & 5` and two further
+  if (!(threadIdx.x & 2) && slot < slots) {
+    parts[slot * stride][row & 5] = one;
+    parts[slot * stride][row & 5 | 2] = two;
+  }
+#else
+  const int slot = first + 2 * quad;  // columns 2 quad and the next
+  if (slot < slots) parts[slot * stride][row] = one;
+  if (slot + 1 < slots) parts[(slot + 1) * stride][row] = two;
+#endif
+}
+
+template <int TOKENS>
+__device__ __forceinline__ void w2(const u16* intermediate, const int* ids, const float* weights, const void* words,
+                                   const void* groups, const void* zeros, u16* out, int tokens, int top_k, int hidden,
+                                   int inner, int experts, int group) {
+  using C = Cut<TOKENS>;
+  __shared__ float parts[C::kSlots * C::kKept][8];
+  __shared__ float factor[C::kSlots];
+  __shared__ int chosen[C::kSlots];
+  const int warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
+  const int octet = blockIdx.x;
+  const int units = INNER / 32, run_units = (units + kMostRuns - 1) / kMostRuns;
+  const int runs = (units + run_units - 1) / run_units;
+  const int slots = (TOKENS == 1 ? 1 : tokens) * TOP_K;
+
+  for (int round = 0; round < slots; round += C::kWarps / C::kRanges * kStepSlots) {
+    const int first = round + warp / C::kRanges * kStepSlots;  // slot
+    const int begin = warp % C::kRanges * C::kWarpRuns;        // run
+    Matrix matrix[kSets];
+    Matrix::Place place[kSets];
+    bool there[kSets];
+#pragma unroll
+    for (int s = 0; s < kSets; s++) {
+      const int slot = first + 4 * s + quad;
+      const int expert = slot < slots ? ids[slot] : -1;
+      there[s] = (u32)expert < (u32)experts;
+      matrix[s] = Matrix::of(words, groups, zeros, there[s] ? expert : 0, units, HIDDEN, GROUP);
+      place[s] = matrix[s].at(octet, 0, row);
+    }
+
+    uint4 codes[C::kUnitRuns ? C::kWarpRuns : 1][kSets];
+    Matrix::Raw raw[C::kUnitRuns ? C::kWarpRuns : 1][kSets];
+    auto request = [&](int i, int unit) {
+#pragma unroll
+      for (int s = 0; s < kSets; s++) {
+        codes[i][s] = make_uint4(0, 0, 0, 0), raw[i][s] = {0, 0};
+        if (there[s] && (C::kWhole || unit < units)) {
+          codes[i][s] = matrix[s].codes_at(place[s], unit);
+          raw[i][s] = matrix[s].raw_at(place[s], unit);
+        }
+      }
+    };
+
+    // this lane's column of a step: the activations of one slot, in one quad only
+    const int mine = first + (QUADPAIR ? quad : row);
+    const bool serves = (QUADPAIR ? row == 0 : quad == (row & 3)) && mine < slots;
+    const u16* activations = intermediate + (u32)(mine * INNER + begin * run_units * 32);
+    asm volatile("" : "+l"(activations));  // one address, not one for each load
+    auto multiply = [&](Sums& sum, int i, int unit) {
+      uint4 operand[4];
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        operand[w] = make_uint4(0, 0, 0, 0);
+        if (serves && (C::kWhole || unit < units))
+          operand[w] = read_activations(activations + (unit - begin * run_units) * 32 + w * 8);
+      }
+      Scale scale[kSets];
+#pragma unroll
+      for (int s = 0; s < kSets; s++) scale[s] = raw[i][s].scale(row);
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        u32 decoded[kSets][4];
+#pragma unroll
+        for (int s = 0; s < kSets; s++) decode(word_of(codes[i][s], w), scale[s], decoded[s]);
+        sum.add(decoded, operand[w]);
+      }
+    };
+
+    if (C::kUnitRuns) {
+#pragma unroll
+      for (int i = 0; i < C::kAhead; i++) request(i, begin + i);
+    }
+    if (round == 0) {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < slots; i += C::kThreads) chosen[i] = ids[i], factor[i] = weights[i];
+      let_next_start();
+      wait_for_previous();  // the activations are there
+      __syncthreads();      // keeps the loads in front
+    }
+
+    float one = 0.0f, two = 0.0f;
+#pragma unroll(C::kUnitRuns ? C::kWarpRuns : 1)
+    for (int i = 0; i < C::kWarpRuns; i++) {
+      Sums sum;
+      if (C::kUnitRuns) {
+        if (i + C::kAhead < C::kWarpRuns) request(i + C::kAhead, begin + i + C::kAhead);
+        multiply(sum, i, begin + i);
+      } else {
+        for (int piece = 0; piece < run_units; piece++) {
+          request(0, (begin + i) * run_units + piece);
+          multiply(sum, 0, (begin + i) * run_units + piece);
+        }
+      }
+      sum.join();
+      const float(&c)[kSums] = sum.c[0];
+      const float dot = QUADPAIR || quad < 2 ? c[0] : c[2], next = QUADPAIR ? c[2] : quad < 2 ? c[1] : c[3 % kSums];
+      if (C::kRanges > 1) {
+        if (begin + i < runs) keep(parts + begin + i, C::kKept, first, slots, dot, next);
+      } else if (i < runs) {
+        one = i ? one + dot : dot, two = i ? two + next : next;
+      }
+    }
+    if (C::kRanges == 1) keep(parts, 1, first, slots, to_float(to_half(one)), to_float(to_half(two)));
+  }
+  __syncthreads();
+
+  if (C::kRanges > 1) {  // each slot's dot product, rounded
+#pragma unroll 1
+    for (int i = threadIdx.x; i < slots * 8; i += C::kThreads) {
+      float(*const slot)[8] = parts + (i >> 3) * C::kKept;
+      float dot = slot[0][i & 7];
+#pragma unroll
+      for (int r = 1; r < C::kRuns; r++)
+        if (r < runs) dot += slot[r][i & 7];
+      slot[0][i & 7] = to_float(to_half(dot));
+    }
+    __syncthreads();
+  }
+
+  for (int i = threadIdx.x; i < (TOKENS == 1 ? 8 : tokens * 8); i += C::kThreads) {
+    const int first = (i >> 3) * TOP_K;
+    float sum = 0.0f;
+#pragma unroll 10
+    for (int s = first; s < first + TOP_K; s++)
+      if ((u32)chosen[s] < (u32)experts) sum = fmaf(factor[s], parts[s * C::kKept][i & 7], sum);
+    out[(u32)((i >> 3) * HIDDEN + octet * 8 + (i & 7))] = to_half(sum);
+  }
+}
+
+#define KERNEL(name, most)                                                                                            \
+  extern "C" __global__ void BOUNDS(Cut<most>::kThreads, Cut<most>::kBlocks)                                          \
+      name(const u16* intermediate, const int* ids, const float* weights, const void* w2_words,                       \
+           const void* w2_metadata, const void* w2_scales, const void* w2_zeros, u16* out, int tokens, int top_k,     \
+           int hidden, int inner, int experts, int group) {                                                           \
+    w2<most>(intermediate, ids, weights, w2_words, GROUPS(w2_metadata, w2_scales), w2_zeros, out, tokens, top_k,      \
+             hidden, inner, experts, group);                                                                          \
+  }
+
+KERNEL(w2_1, 1)
+KERNEL(w2_2, 2)
+KERNEL(w2_4, 4)
+KERNEL(w2_8, 8)

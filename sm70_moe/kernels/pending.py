@@ -1,0 +1,27 @@
+"""Results that are worked out when somebody first asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+
+class Pending(Mapping[tuple[str, str], str]):
+    """(device, backend) -> what a self-test says; run at the first question, kept for the next."""
+
+    def __init__(self, tests: Mapping[tuple[str, str], Callable[[], str]]) -> None:
+        self._tests = tests
+        self._results: dict[tuple[str, str], str] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, key: tuple[str, str]) -> str:
+        with self._lock:
+            if key not in self._results:
+                self._results[key] = self._tests[key]()
+            return self._results[key]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._tests)
+
+    def __len__(self) -> int:
+        return len(self._tests)

@@ -1,0 +1,95 @@
+"""The known-answer call: before a backend is admitted on a device, its kernels must compute there.
+
+Every version that the build holds for the backend is run on a layer whose answer is known, with the
+output and the activations poisoned with NaN. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import lcm
+
+import numpy as np
+
+from sm70_moe.errors import BackendError
+from sm70_moe.kernels.answers import Known
+from sm70_moe.kernels.geometry import Geometry
+from sm70_moe.kernels.launch import Arena, Launcher
+from sm70_moe.kernels.manifest import Manifest
+from sm70_moe.kernels.refusal import LaunchRefused
+from sm70_moe.kernels.steps import CALL, Case, Route, bank_arguments, numbers
+from sm70_moe.layout import BankLayout, BankShape, Metadata
+
+ODD = Geometry(hidden=512, intermediate=128, experts=6, top_k=3, group=32)
+"""About the sizes that the runtime version is tested with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run: a geometry, a layout of its banks and a number of tokens."""
+
+    geometry: Geometry
+    layout: BankLayout
+    tokens: int
+
+
+def trials(launcher: Launcher, route: Route) -> Iterator[Trial]:
+    """Every geometry of the build, and one of no policy; every layout; fewest and most tokens."""
+    manifests = [launcher.manifests[name] for name in route.sources]
+    declared = [g for g in launcher.cubins.scope.geometries if all(m.fits(g) for m in manifests)]
+    odd = [_odd(manifests, group) for group in route.groups] if all(m.runtime for m in manifests) else []
+    for geometry in [*(g for g in declared if g.group in route.groups), *odd]:
+        for order, metadata, interleaved in product(sorted(route.orders), route.metadata, route.interleaved):
+            for tokens in sorted({route.first, route.last}):
+                layout = BankLayout(order, Metadata(metadata), geometry.group, interleaved, True)
+                yield Trial(geometry, layout, tokens)
+
+
+def _odd(manifests: list[Manifest], group: int) -> Geometry:
+    """ODD, rounded up to what the kernels can run."""
+    sizes = ODD.record() | {"group": group}
+    units = {"hidden": lcm(32, group), "intermediate": lcm(32, group)}
+    for manifest in manifests:
+        for name, unit in manifest.divides.items():
+            units[name] = lcm(units.get(name, 1), unit)
+    return Geometry(**{name: -(-size // units.get(name, 1)) * units.get(name, 1) for name, size in sizes.items()})
+
+
+def self_test(launcher: Launcher, route: Route, dependent: bool) -> str:
+    """Run every trial; what went wrong first, or nothing. Raises LaunchRefused with the driver's text."""
+    known: Known | None = None
+    geometry: Geometry | None = None
+    for trial in trials(launcher, route):  # those of one geometry come together
+        if known is None or trial.geometry != geometry:
+            geometry = trial.geometry
+            known = Known.make(geometry, route.last)
+        with launcher.driver.arena(launcher.device) as memory:
+            problem = run(launcher, route, trial, known.head(trial.tokens), memory, dependent)
+        if problem:
+            sizes = " ".join(f"{name} {size}" for name, size in trial.geometry.record().items())
+            return f"{trial.layout.tag}, {sizes}, {trial.tokens} tokens: {problem}"
+    return ""
+
+
+def run(launcher: Launcher, route: Route, trial: Trial, known: Known, memory: Arena, dependent: bool) -> str:
+    """One trial; what is wrong with its results, or nothing."""
+    geometry, tokens = trial.geometry, trial.tokens
+    shape = BankShape(geometry.experts, geometry.hidden, geometry.intermediate)
+    case = Case(shape, trial.layout, geometry.top_k, tokens, launcher.architecture, dependent)
+    out = np.full((tokens, geometry.hidden), np.nan, np.float16)
+    inner = np.full((tokens, geometry.top_k, geometry.intermediate), np.nan, np.float16)
+    try:
+        values = numbers(case) | bank_arguments({name: memory.put(a) for name, a in known.planes(trial.layout).items()})
+        values["scratch"] = memory.put(np.zeros(max(1, route.scratch), np.uint8))
+        program = launcher.program(route.steps(case), varying=CALL, values=values, sizes=geometry.record())
+        results = memory.put(out), memory.put(inner)
+        program(0, *(memory.put(a) for a in (known.x, known.ids, known.weights)), *results)
+        memory.get(results[0], out)
+        memory.get(results[1], inner)
+    except LaunchRefused:
+        raise
+    except BackendError as error:
+        return str(error)
+    return known.complaint(inner, out)

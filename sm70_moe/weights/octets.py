@@ -1,0 +1,40 @@
+"""The order "octet32": 16 bytes hold 32 consecutive K of one column, eight columns side by side.
+
+Words are INT32 (N/8, K/32, 8, 4): octet o, block b and column c have four words, rows 32b to
+32b + 31 of column 8o + c. A block of an octet is one 128-byte line, and one 16-byte load gives a
+thread all codes of a column's group of 32. Groups stand as (N/8, K/g, 8), beside their octet.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sm70_moe.layout import BLOCK_ROWS, OCTET, OCTET32, WORD_ROWS
+from sm70_moe.weights.packing import Packing
+
+BLOCK_WORDS = BLOCK_ROWS // WORD_ROWS
+
+
+def place(words: torch.Tensor) -> torch.Tensor:
+    """Row words (K/8, N) -> (N/8, K/32, 8, 4), a view where `words` are contiguous."""
+    rows, columns = words.shape
+    by_block = words.reshape(rows // BLOCK_WORDS, BLOCK_WORDS, columns // OCTET, OCTET)
+    return by_block.permute(2, 0, 3, 1)
+
+
+def columns(words: torch.Tensor, count: int) -> torch.Tensor:
+    """Words (N/8, K/32, 8, 4) -> (N, K/8); N = `count`."""
+    return words.transpose(1, 2).reshape(count, -1)
+
+
+def arrange(groups: torch.Tensor) -> torch.Tensor:
+    """Values (K/g, N) -> (N/8, K/g, 8), a view."""
+    return groups.reshape(len(groups), -1, OCTET).transpose(0, 1)
+
+
+def restore(groups: torch.Tensor) -> torch.Tensor:
+    """Values (N/8, K/g, 8) -> (K/g, N)."""
+    return groups.transpose(0, 1).flatten(1)
+
+
+PACKING = Packing(OCTET32, place, columns, arrange, restore)

@@ -1,0 +1,69 @@
+"""Blocks of slots that are found without reading an id on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sm70_moe.evidence.synthetic import SyntheticLayer
+from sm70_moe.kernels import experts
+from sm70_moe.kernels.blocks import blocks_of, most_blocks
+from sm70_moe.kernels.legacy import LegacyBackend
+from sm70_moe.weights.banks import Banks
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.lists(st.integers(-2, 7), min_size=1, max_size=60),
+)
+def test_every_valid_slot_is_in_one_block_of_its_expert(rows: int, top_k: int, flat: list[int]) -> None:
+    """Each valid slot is live once, in a block of its own expert; invalid ones never."""
+    flat = flat[: len(flat) // top_k * top_k] or flat[:1] * top_k
+    ids = torch.tensor(flat, dtype=torch.int32).view(-1, top_k)
+    blocks = blocks_of(ids, 6, rows)
+    assert len(blocks) == most_blocks(ids.numel(), 6, rows)
+    found: list[int] = []
+    for expert, slots, live in zip(blocks.experts, blocks.slots, blocks.live, strict=True):
+        chosen = slots[live].tolist()
+        assert all(ids.flatten()[slot] == expert for slot in chosen)
+        assert chosen == sorted(chosen)
+        found += chosen
+    assert sorted(found) == [slot for slot, value in enumerate(flat[: ids.numel()]) if 0 <= value < 6]
+
+
+def run(banks: Banks, ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(3)
+    x = torch.randn(len(ids), 64, generator=source).to(dtype)
+    weights = torch.rand(ids.shape, generator=source)
+    out, inner = torch.full_like(x, torch.nan), x.new_full((*ids.shape, 32), torch.nan)
+    LegacyBackend().run(banks, x, ids, weights, out, inner)
+    return out, inner
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("tokens", [1, 2, 9, 40])
+def test_both_ways_give_the_same_bits(
+    banks_of: Callable[..., Banks], monkeypatch: pytest.MonkeyPatch, tokens: int, interleaved: bool, dtype: torch.dtype
+) -> None:
+    """Blocks and visits compute the same numbers, invalid and duplicate ids included."""
+    banks = banks_of(SyntheticLayer(6, 64, 32, 32), interleaved=interleaved)
+    ids = torch.randint(-1, 7, (tokens, 4), generator=torch.Generator().manual_seed(tokens)).int()
+    ids[0] = ids[0, 0]
+    by_host = run(banks, ids, dtype)
+    monkeypatch.setattr(experts, "on_device", lambda *_: True)
+    by_device = run(banks, ids, dtype)
+    assert all(torch.equal(a, b) for a, b in zip(by_host, by_device, strict=True))
+
+
+def test_banks_of_single_experts_are_asked_by_the_host(banks_of: Callable[..., Banks]) -> None:
+    """A list of tensors cannot be indexed on a device."""
+    banks = banks_of(SyntheticLayer(6, 64, 32, 32), batched=False)
+    meta = experts.Call(*(torch.empty(1, 4, device="meta"),) * 4, None)
+    assert not experts.on_device(banks, meta)
+    assert experts.on_device(banks_of(SyntheticLayer(6, 64, 32, 32)), meta)

@@ -1,0 +1,278 @@
+"""A layer bound to kernels: what is launched for a call, what is refused, what is kept and let go."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sm70_moe.decision import Reason
+from sm70_moe.errors import BackendError
+from sm70_moe.evidence.synthetic import SyntheticLayer
+from sm70_moe.facts import LayerFacts
+from sm70_moe.kernels import bound as module
+from sm70_moe.kernels.images import Cubins, Image
+from sm70_moe.kernels.launch import Launcher, Step
+from sm70_moe.kernels.manifest import load_manifests
+from sm70_moe.kernels.native import NativeBackend
+from sm70_moe.kernels.refusal import LaunchRefused
+from sm70_moe.kernels.steps import Case, Route
+from sm70_moe.kernels.versions import Scope, versions
+from sm70_moe.layout import BankLayout, BankShape, Metadata
+from sm70_moe.testing.driver import FakeDriver, Launched
+from sm70_moe.weights.banks import Banks, allocate
+
+MANIFEST = """
+divides = { hidden = 64 }
+[kernels.w13]
+arguments = ["x", "ids", "w13_words", "w13_metadata", "w13_scales", "intermediate", "tokens:i32", "top_k:i32"]
+threads   = 64
+[kernels.w2]
+arguments = ["intermediate", "weights", "w2_words", "out", "scratch", "hidden:i32", "inner:i32", "experts:i32"]
+threads   = 32
+"""
+
+KINDS = {"w13": ("ptr",) * 6 + ("i32",) * 2, "w2": ("ptr",) * 5 + ("i32",) * 3}
+HIDDEN, INNER, EXPERTS, TOP_K = 64, 32, 4, 2
+LAYOUT = BankLayout("tile32x8", Metadata.FOUR_BYTE, 32, True, True)
+STREAM = 77
+
+
+def steps(case: Case) -> tuple[Step, ...]:
+    grid = (case.tokens, case.top_k)
+    return Step("fake", "w13", grid=grid), Step("fake", "w2", grid=grid, dependent=case.dependent)
+
+
+ROUTE = Route(steps, ("fake",), 1, 8, scratch=512)
+
+
+@pytest.fixture
+def driver() -> FakeDriver:
+    return FakeDriver(KINDS)
+
+
+@pytest.fixture
+def backend(tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> NativeBackend:
+    """A native backend whose kernels only note that they were launched; its device is the CPU."""
+    (tmp_path / "fake.toml").write_text(MANIFEST)
+    manifests = load_manifests(tmp_path)
+    images = []
+    for version in versions(manifests.values(), scope := Scope(("sm_70",), ())):
+        (tmp_path / version.name).write_bytes(b"code")
+        images.append(Image(version, version.name, hashlib.sha256(b"code").hexdigest()))
+    launcher = Launcher(Cubins(tmp_path.resolve(), "id", "compiler", scope, tuple(images)), manifests, 0, driver)
+    monkeypatch.setattr("sm70_moe.kernels.native.STEPS", {"grouped": ROUTE})
+    monkeypatch.setattr(module, "current_stream", lambda device: lambda: STREAM)
+    made = NativeBackend("grouped")
+    made._state.launchers["cpu"] = launcher
+    made._state.manifests = manifests
+    return made
+
+
+def banks_of(**changes: Any) -> Banks:
+    banks = allocate(replace(LAYOUT, **changes), BankShape(EXPERTS, HIDDEN, INNER), "cpu")
+    banks.filled.update(range(EXPERTS))
+    return banks
+
+
+def call(tokens: int, top_k: int = TOP_K) -> dict[str, torch.Tensor]:
+    x = torch.ones(tokens, HIDDEN, dtype=torch.float16)
+    ids = torch.zeros(tokens, top_k, dtype=torch.int32)
+    return {"x": x, "ids": ids, "weights": torch.ones(tokens, top_k), "out": torch.empty_like(x)}
+
+
+def test_what_is_launched(backend: NativeBackend, driver: FakeDriver) -> None:
+    """Addresses of the call and of the banks, sizes, torch's stream; planes that are not there are null."""
+    banks, given = banks_of(), call(3)
+    intermediate = torch.empty(3, TOP_K, INNER, dtype=torch.float16)
+    backend.run(banks, **given, intermediate=intermediate)
+    w13, w2 = driver.launched
+    at = {name: tensor.data_ptr() for name, tensor in given.items()}
+    words, metadata = (banks.w13.planes[name].data_ptr() for name in ("words", "metadata"))
+    assert w13.arguments == (at["x"], at["ids"], words, metadata, 0, intermediate.data_ptr(), 3, TOP_K)
+    assert w2.arguments[:4] == (
+        intermediate.data_ptr(),
+        at["weights"],
+        banks.w2.planes["words"].data_ptr(),
+        at["out"],
+    )
+    assert w2.arguments[5:] == (HIDDEN, INNER, EXPERTS)
+    assert [(launched.stream, launched.config.grid) for launched in driver.launched] == [(STREAM, (3, 2, 1))] * 2
+
+
+def test_calls_follow_their_own_tensors(backend: NativeBackend, driver: FakeDriver) -> None:
+    """Programs are kept by shape, addresses are not; without an export the layer's own scratch is used."""
+    banks = banks_of()
+    calls = [call(1), call(2), call(1)]
+    for given in calls:
+        backend.run(banks, **given)
+    firsts: list[Launched] = [launched for launched in driver.launched if launched.kernel == "w13"]
+    assert [launched.arguments[0] for launched in firsts] == [given["x"].data_ptr() for given in calls]
+    assert [launched.arguments[6] for launched in firsts] == [1, 2, 1]
+    assert len({launched.arguments[5] for launched in firsts}) == 1
+    assert len(driver.loaded) == 2
+
+
+def test_ready_before_the_first_call(backend: NativeBackend, driver: FakeDriver, monkeypatch) -> None:
+    """After `ready`, a call loads, plans and allocates nothing."""
+    banks = banks_of()
+    backend.ready(banks, TOP_K)
+    assert driver.launched == []
+
+    def refuse(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("planned or allocated during a call")
+
+    monkeypatch.setattr(Launcher, "program", refuse)
+    given = call(8)
+    monkeypatch.setattr(torch, "empty", refuse)
+    backend.run(banks, **given)
+    assert len(driver.launched) == 2
+
+
+def test_two_layers_share_kernels_and_nothing_else(backend: NativeBackend, driver: FakeDriver) -> None:
+    """Each has its own banks and its own scratch."""
+    layers = [banks_of(), banks_of(metadata=Metadata.THREE_BYTE)]
+    for banks in layers:
+        backend.run(banks, **call(1))
+    firsts = [launched.arguments for launched in driver.launched if launched.kernel == "w13"]
+    assert [arguments[2] for arguments in firsts] == [banks.w13.planes["words"].data_ptr() for banks in layers]
+    assert firsts[0][5] != firsts[1][5]
+    assert len(driver.loaded) == 2
+
+
+def test_a_layer_that_is_gone_is_let_go(backend: NativeBackend) -> None:
+    """The backend keeps no bank alive."""
+    banks = banks_of()
+    backend.run(banks, **call(1))
+    assert len(backend._state.bound) == 1
+    del banks
+    gc.collect()
+    assert len(backend._state.bound) == 0
+
+
+def test_more_slots_than_expected(backend: NativeBackend, driver: FakeDriver) -> None:
+    """Scratch grows, and the programs that were made before use the new one."""
+    banks = banks_of()
+    backend.run(banks, **call(1))
+    backend.run(banks, **call(8, 20))
+    backend.run(banks, **call(1))
+    inner = [launched.arguments[5] for launched in driver.launched if launched.kernel == "w13"]
+    assert inner[1] == inner[2]
+
+
+def test_threads_do_not_mix_arguments(backend: NativeBackend, driver: FakeDriver) -> None:
+    """Both launches of a call belong to it, whoever else calls."""
+    banks = banks_of()
+    backend.ready(banks, TOP_K)
+    calls = [call(1) for _ in range(32)]
+    threads = [threading.Thread(target=lambda given=given: backend.run(banks, **given)) for given in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pairs = list(zip(driver.launched[::2], driver.launched[1::2], strict=True))
+    seen = {(w13.arguments[0], w2.arguments[3]) for w13, w2 in pairs}
+    assert seen == {(given["x"].data_ptr(), given["out"].data_ptr()) for given in calls}
+
+
+def misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    room = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
+    return room[1 : 1 + tensor.numel()].view(tensor.shape)
+
+
+FAULTS = {
+    "dtype of x": ("x", lambda given: {**given, "x": given["x"].float(), "out": given["out"].float()}),
+    "dtype of ids": ("ids", lambda given: {**given, "ids": given["ids"].long()}),
+    "dtype of weights": ("weights", lambda given: {**given, "weights": given["weights"].half()}),
+    "shape of out": ("out", lambda given: {**given, "out": given["out"][:1]}),
+    "shape of weights": ("weights", lambda given: {**given, "weights": given["weights"][:, :1]}),
+    "shape of ids": ("ids", lambda given: {**given, "ids": given["ids"][0]}),
+    "width of x": ("x", lambda given: {**given, "x": given["x"][:, :32].contiguous()}),
+    "strides of x": ("x", lambda given: {**given, "x": given["x"].t().contiguous().t()}),
+    "strides of ids": ("ids", lambda given: {**given, "ids": given["ids"].t().contiguous().t()}),
+    "alignment of x": ("x", lambda given: {**given, "x": misaligned(given["x"])}),
+    "alignment of out": ("out", lambda given: {**given, "out": misaligned(given["out"])}),
+    "out over x": ("out", lambda given: {**given, "out": given["x"]}),
+    "more tokens": ("9 tokens", lambda given: call(9)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_calls_that_are_refused(backend: NativeBackend, driver: FakeDriver, fault: str) -> None:
+    """Each by name, and before anything is launched."""
+    named, change = FAULTS[fault]
+    with pytest.raises(BackendError, match=named):
+        backend.run(banks_of(), **change(call(2)))
+    assert driver.launched == []
+
+
+@pytest.mark.parametrize("name", ["ids", "weights"])
+def test_output_over_another_input(backend: NativeBackend, name: str) -> None:
+    """Whatever its dtype is."""
+    given = call(2)
+    room = torch.zeros(2 * HIDDEN, dtype=torch.float16)
+    given["out"] = room.view(2, HIDDEN)
+    given[name] = room.view(given[name].dtype)[: 2 * TOP_K].view(2, TOP_K)
+    with pytest.raises(BackendError, match=f"overlaps {name}"):
+        backend.run(banks_of(), **given)
+
+
+def test_output_in_a_bank(backend: NativeBackend) -> None:
+    """A bank is never written."""
+    banks, given = banks_of(), call(1)
+    words = banks.w13.planes["words"]
+    assert isinstance(words, torch.Tensor)
+    given["out"] = words.view(torch.float16).flatten()[:HIDDEN].view(1, HIDDEN)
+    with pytest.raises(BackendError, match="overlaps the weights"):
+        backend.run(banks, **given)
+
+
+def test_banks_that_are_not_complete(backend: NativeBackend) -> None:
+    """The missing expert is named, also after the layer has run."""
+    banks = banks_of()
+    backend.run(banks, **call(1))
+    banks.filled.discard(2)
+    with pytest.raises(BackendError, match="experts 2"):
+        backend.run(banks, **call(1))
+
+
+def test_banks_of_single_experts(backend: NativeBackend) -> None:
+    """The kernels read one tensor a plane."""
+    with pytest.raises(BackendError, match="per-expert"):
+        backend.run(banks_of(batched=False), **call(1))
+
+
+def test_sizes_that_no_kernel_takes(backend: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are a finding at admission, each with its own reason."""
+    facts = LayerFacts(layer="a", hidden=96, intermediate=64, tensor_parallel=2)
+    findings = backend.check(facts)
+    assert [(f.reason, f.expected, f.observed) for f in findings] == [(Reason.HIDDEN, "a multiple of 64", 96)]
+    assert backend.check(replace(facts, hidden=128)) == ()
+    assert backend.check(LayerFacts(layer="a")) == ()
+
+
+def test_scratch_that_is_announced(backend: NativeBackend) -> None:
+    """Activations of the call, and what the kernels keep."""
+    shape = BankShape(EXPERTS, HIDDEN, INNER)
+    assert [backend.scratch(shape, TOP_K, tokens) for tokens in (0, 1, 8)] == [0, 640, 1536]
+
+
+def test_a_refused_launch(backend: NativeBackend, driver: FakeDriver) -> None:
+    """It is the call's own error, with the driver's words."""
+    driver.refuses = "CUDA_ERROR_INVALID_VALUE: invalid argument"
+    with pytest.raises(LaunchRefused, match="invalid argument"):
+        backend.run(banks_of(), **call(1))
+
+
+def test_banks_of_a_real_layer(backend: NativeBackend, driver: FakeDriver) -> None:
+    """Banks that were prepared as usual are taken as they are."""
+    layer = SyntheticLayer(hidden=HIDDEN, intermediate=INNER, experts=EXPERTS, group=32)
+    banks = backend.prepare(layer, LAYOUT, BankShape(EXPERTS, HIDDEN, INNER), "cpu")
+    backend.run(banks, **call(1))
+    assert len(driver.launched) == 2

@@ -60,8 +60,7 @@ class Plan:
     shape: Shape
     volta: bool
     special: bool
-    rounds: dict[int, int]
-    asynchronous: bool = False
+    warps: dict[int, int]
 
     def w13(self, tokens: int) -> tuple[str, tuple[int, int], int]:
         most = 1 if tokens == 1 else 4 if tokens <= 4 else 8
@@ -71,18 +70,20 @@ class Plan:
         warps = min(16, up(self.shape.hidden // 32, units)) if self.special else 8
         return f"w13_{most}", (up(self.shape.inner // 4, octets_each), tokens * self.shape.top_k), 32 * warps
 
-    def w2(self, tokens: int) -> tuple[str, int, int]:
-        """Kernel, threads, dynamic shared bytes."""
-        most = next(m for m in (1, 2, 4, 8) if tokens <= m)
+    def w2(self, tokens: int) -> tuple[str, tuple[int, int], int]:
+        """Kernel, grid, threads."""
+        most = 1 if tokens == 1 else 2 if tokens == 2 else 4
+        grid = self.shape.hidden // 8, up(tokens, most)
         if not self.special:
-            return f"w2_{most}", 256, 0
-        units = self.shape.inner // 32
+            return f"w2_{most}", grid, 256
+        units, slots = self.shape.inner // 32, most * self.shape.top_k
         runs = up(units, up(units, 8))
-        steps = up(most * self.shape.top_k * runs, 4 if self.volta else 8)
-        rounds = min(4, up(steps, 7)) if self.volta else self.rounds.get(most) or up(steps, 13)
-        threads = 32 * up(steps, rounds)
-        stage = self.asynchronous and not self.volta and up(units, 8) == 1 and most >= 4
-        return f"w2_{most}", threads, threads * rounds * 2 * 16 if stage else 0
+        places = 4 if self.volta else 8
+        if not self.volta and units <= 8 and most <= 2 and up(slots * runs, 8) <= 16:
+            return f"w2_{most}", grid, 32 * up(slots * runs, 8)
+        groups = up(slots, places)
+        warps = self.warps.get(most) or (10 if self.volta else 5 if most == 4 else 16)
+        return f"w2_{most}", grid, 32 * groups * max(1, min(warps // groups, runs))
 
 
 class Bank:
@@ -179,11 +180,11 @@ class Decode:
                  for source, v in zip(("decode_w13", "decode_w2"), variants, strict=True)]
         modules = [cuda.module((FOLDER / f"{name}.cubin").read_bytes()) for name in files]
         table = json.loads((Path(__file__).parent / "variants.json").read_text())["decode_w2"].get(variants[1], {})
-        text = table.get("W2_PLAN")
-        rounds = {m: eval(c_to_python(text), {"TOKENS": m}) for m in (1, 2, 4, 8)} if text else {}
-        self.plan = Plan(bank.shape, volta, geometry != "runtime", rounds, bool(table.get("W2_ASYNC")))
+        text = table.get("W2_WARPS")
+        warps = {m: eval(c_to_python(text), {"TOKENS": m}) for m in (1, 2, 4)} if text else {}
+        self.plan = Plan(bank.shape, volta, geometry != "runtime", warps)
         self.kernels = {f"w13_{m}": Kernel(cuda, modules[0], f"w13_{m}", KINDS13, carveout) for m in (1, 4, 8)}
-        self.kernels |= {f"w2_{m}": Kernel(cuda, modules[1], f"w2_{m}", KINDS2, carveout) for m in (1, 2, 4, 8)}
+        self.kernels |= {f"w2_{m}": Kernel(cuda, modules[1], f"w2_{m}", KINDS2, carveout) for m in (1, 2, 4)}
 
     def sizes(self, x: torch.Tensor) -> tuple[int, ...]:
         s = self.bank.shape
@@ -196,10 +197,10 @@ class Decode:
 
     def w2(self, inner: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor,
            bank: Bank | None = None) -> None:
-        name, threads, shared = self.plan.w2(out.shape[0])
+        name, grid, threads = self.plan.w2(out.shape[0])
         planes = (bank or self.bank).addresses("w2", self.order, self.metadata)
-        self.kernels[name].launch((self.bank.shape.hidden // 8,), threads, inner.data_ptr(), ids.data_ptr(),
-                                  weights.data_ptr(), *planes, out.data_ptr(), *self.sizes(out), shared=shared,
+        self.kernels[name].launch(grid, threads, inner.data_ptr(), ids.data_ptr(),
+                                  weights.data_ptr(), *planes, out.data_ptr(), *self.sizes(out),
                                   dependent=self.dependent)
 
     def __call__(self, x, ids, weights, out, intermediate=None) -> None:  # type: ignore[no-untyped-def]
@@ -379,7 +380,9 @@ def check(cuda: Cuda) -> None:
             for step, like in ((0, base), (1, volta)):
                 check_alike(cuda, f"o{order} m{metadata} s{step}", like, "first", order, metadata, bool(step))
     for source, found in json.loads((Path(__file__).parent / "variants.json").read_text()).items():
-        for v in found:
+        for v, macros in found.items():
+            if "SKIP" in macros:
+                continue
             pair = (v, "") if source == "decode_w13" else ("", v)
             check_alike(cuda, f"{source} {v}", base, "first", 0, 4, False, pair)
     runtime = Decode(cuda, "runtime", 0, 4, False, bank)
@@ -476,11 +479,12 @@ class Bench:
         self.roof13.launch((tiles, len(self.distinct[layer])), 160 * pair, words, groups, self.ids.data_ptr(),
                            self.sink.data_ptr(), tiles, units * 128 * pair, units * 32 * pair)
 
-    def roofline2(self, layer: int, threads: int, dependent: bool) -> None:
+    def roofline2(self, layer: int, threads: int, dependent: bool, split: int = 1) -> None:
         s = self.shape
         words, groups, _, _ = self.bank(layer).addresses("w2", 0, 4)
         tiles, units = s.hidden // 8, s.inner // 32
-        self.roof2.launch((tiles,), threads, words, groups, self.ids.data_ptr(), self.sink.data_ptr(), tiles,
+        loads = units * 10
+        self.roof2.launch((tiles, split), threads // loads * loads, words, groups, self.ids.data_ptr(), self.sink.data_ptr(), tiles,
                           units * 128, units * 32, len(self.distinct[layer]), dependent=dependent)
 
     def time(self, layer: Callable[[int], None], samples: int = 9, replays: int = 8) -> tuple[float, float]:
@@ -516,13 +520,13 @@ def arms(cuda: Cuda, bench: Bench, which: str) -> Iterator[tuple[str, Callable[[
         b.nothing.launch((1,), 32)
         b.nothing.launch((1,), 32)
 
-    def roof(pair: int, threads: int, dependent: bool, parts: str = "both") -> Callable[[int], None]:
+    def roof(pair: int, threads: int, dependent: bool, parts: str = "both", split: int = 1) -> Callable[[int], None]:
         def run(n: int) -> None:
             b.separator(n, distinct=True)
             if parts != "w2":
                 b.roofline13(n, pair)
             if parts != "w13":
-                b.roofline2(n, threads, dependent)
+                b.roofline2(n, threads, dependent, split)
 
         return run
 
@@ -539,29 +543,31 @@ def arms(cuda: Cuda, bench: Bench, which: str) -> Iterator[tuple[str, Callable[[
 
     yield "separator", separator
     yield "floor: two empty kernels", floor
-    for pair in (1, 2):
-        for threads in (128, 256, 512):
-            yield f"roof p{pair} t{threads} plain", roof(pair, threads, False)
-    yield "roof p1 t256 dependent", roof(1, 256, True)
+    splits = (1, 2) if b.tokens > 2 else (1,)
+    for threads in (128, 256, 512):
+        for split in splits:
+            yield f"roof t{threads} s{split} plain", roof(1, threads, False, split=split)
+            yield f"roof t{threads} s{split} w2 only", roof(1, threads, False, "w2", split)
+    yield "roof p2 t256 s1 plain", roof(2, 256, False)
+    yield "roof t256 s1 dependent", roof(1, 256, True)
     yield "roof p1 w13 only", roof(1, 256, False, "w13")
     yield "roof p2 w13 only", roof(2, 256, False, "w13")
-    yield "roof t256 w2 only", roof(1, 256, False, "w2")
     variants = json.loads((Path(__file__).parent / "variants.json").read_text())
     base = Decode(cuda, "first", 0, 4, False, b.banks[0])
     yield "ours plain", ours(base, False)
     yield "ours dependent", ours(base, True)
     yield "ours w13 only", ours(base, False, "w13")
     yield "ours w2 only", ours(base, False, "w2")
-    for v in variants["decode_w13"]:
+    for v, macros in variants["decode_w13"].items():
         d = Decode(cuda, "first", 0, 4, False, b.banks[0], (v, ""))
         yield f"w13 {v} only", ours(d, False, "w13")
-        yield f"w13 {v} dependent", ours(d, True)
-    for v in variants["decode_w2"]:
+        if "SKIP" not in macros:
+            yield f"w13 {v} dependent", ours(d, True)
+    for v, macros in variants["decode_w2"].items():
         d = Decode(cuda, "first", 0, 4, False, b.banks[0], ("", v))
         yield f"w2 {v} only", ours(d, False, "w2")
-        yield f"w2 {v} dependent", ours(d, True)
-    best = Decode(cuda, "first", 0, 4, False, b.banks[0], ("vmid", "vc"), carveout=100)
-    yield "vmid vc carveout dependent", ours(best, True)
+        if "SKIP" not in macros:
+            yield f"w2 {v} dependent", ours(d, True)
 
 
 def measure(cuda: Cuda, which: str) -> None:
@@ -576,10 +582,20 @@ def measure(cuda: Cuda, which: str) -> None:
             table.setdefault(name, {})[tokens] = median
             print(f"   {name:32s} {median:7.2f} +-{spread:5.2f}", flush=True)
         note(f"M={tokens} outputs written", bool(torch.isfinite(bench.out).all()))
-    roofs = {m: min(t[m] for n, t in table.items() if n.startswith("roof") and n.endswith("plain")) for m in (1, 2, 4, 8)}
+    roofs = {m: min(t[m] for n, t in table.items() if n.startswith("roof") and n.endswith("plain") and m in t) for m in (1, 2, 4, 8)}
     print("\nus per layer (ratio to the fastest plain roofline of this run)")
     for name, row in table.items():
-        print(f"{name:32s}" + "".join(f" {row[m]:7.2f} {row[m] / roofs[m]:5.2f}x" for m in row))
+        cells = (f" {row[m]:7.2f} {row[m] / roofs[m]:5.2f}x" if m in row else " " * 15 for m in roofs)
+        print(f"{name:32s}" + "".join(cells))
+
+
+def profile(cuda: Cuda) -> None:
+    """One call at each M, for ncu."""
+    bank = Bank(FIRST, 1, every=False)
+    decode = Decode(cuda, "first", 0, 4, False, bank, dependent=False)
+    for m in (1, 2, 4, 8):
+        decode.once(random_call(FIRST, m, m))
+    torch.cuda.synchronize()
 
 
 def rehearse() -> None:
@@ -634,6 +650,8 @@ def main() -> None:
         section(lambda: check(cuda))
     if "time" in sys.argv:
         section(lambda: measure(cuda, "all"))
+    if "profile" in sys.argv:
+        profile(cuda)
     if any(not good for _, good in CHECKS):
         sys.exit(1)
 

@@ -11,7 +11,8 @@ from sm70_moe.policy import Policy
 def contract_facts(policy: Policy, layer: str = "model.layers.0.mlp.experts", **changes: Any) -> LayerFacts:
     """Facts of a layer just as the contract has it, then changed as told.
 
-    What the contract leaves open is unknown, but for the parallel sizes, which are 1.
+    What the contract leaves open is unknown, but for the parallel sizes, which are 1, and the format,
+    which is AWQ.
     """
     contract, weights = policy.contract, policy.contract.weights
     ranks = contract.tensor_parallel or 1
@@ -22,8 +23,8 @@ def contract_facts(policy: Policy, layer: str = "model.layers.0.mlp.experts", **
         "intermediate": None if contract.intermediate is None else contract.intermediate * ranks,
         "experts": contract.experts,
         "top_k": contract.top_k,
-        "format": weights.format,
-        "packing": weights.packing,
+        "format": weights.format or "awq",
+        "packing": weights.packing or "gemm",
         "bits": weights.bits,
         "zero_point": weights.zero_point,
         "checkpoint_group": weights.checkpoint_group,

@@ -59,15 +59,19 @@ def explain(
     device = machine.devices[0].name
     checkpoint = Checkpoint.open(folder)
     admissions: list[Admission] = []
+    notes: dict[str, list[str]] = {}
     for layer in checkpoint.layers:
         for note in layer.notes:
-            typer.echo(f"note: {layer.name}: {note}", err=True)
+            notes.setdefault(note, []).append(layer.name)
         facts = checkpoint.facts(
             layer, tensor_parallel=tp, tensor_rank=rank, expert_parallel=ep, expert_rank=ep_rank, device=device
         )
         if weight_format(facts).status is Status.PASS and facts.bits == BITS:
             checkpoint.check(layer)
         admissions.append(admit(choose_policy(policies, facts), settings, facts, machine))
+    for note, layers in notes.items():
+        more = f" and {len(layers) - 1} more layers" if len(layers) > 1 else ""
+        typer.echo(f"note: {layers[0]}{more}: {note}", err=True)
     groups = list(collapse(admissions))
     show(groups, tokens, as_json)
     if strict and any(a.refused or not a.supported for a in admissions):

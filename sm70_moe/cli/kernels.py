@@ -45,7 +45,7 @@ def kernels(
 
 
 def record(row: Row) -> Plain:
-    return {**row.found.record(), "file": row.image.file, "overruns": list(row.overruns)}
+    return {**row.found.record(), "version": row.image.version.name, "overruns": list(row.overruns)}
 
 
 def show(cubins: Cubins, stale: bool, rows: list[Row]) -> None:
@@ -54,6 +54,6 @@ def show(cubins: Cubins, stale: bool, rows: list[Row]) -> None:
     grid = table("kernel", "version", *(name.replace("_", " ") for name in COLUMNS), "calls", "budget")
     for row in rows:
         numbers = [str(getattr(row.found, name)) for name in (*COLUMNS, "calls")]
-        version = row.image.file.removesuffix(".cubin").partition(".")[2]
+        version = row.image.version.name.partition(".")[2]
         grid.add_row(row.found.kernel, version, *numbers, "; ".join(row.overruns) or "kept")
     out.print(grid)

@@ -7,7 +7,7 @@ never came.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -85,6 +85,9 @@ class Arrivals:
         self.parts = Parts.of(facts)
         self.zero_point = facts.zero_point
         self._kinds = {part.kind: part for part in self.parts.form.all}
+        # once and not for each of a model's 200,000 tensors
+        self._own = {matrix: self.parts.own(matrix) for matrix in MATRICES}
+        self._whole = {matrix: self.parts.whole(matrix) for matrix in MATRICES}
         self._come: set[tuple[int, str, str]] = set()
 
     def take(self, expert: int, matrix: str, kind: str, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -100,7 +103,7 @@ class Arrivals:
         if (local, matrix, kind) in self._come:
             raise CheckpointError(f"tensor {name} came twice; accepted is once")
         self._come.add((local, matrix, kind))
-        cut = tensor[tuple(slice(s.start, s.stop) for s in part.spans(self.parts.own(matrix)))]
+        cut = tensor[tuple(slice(s.start, s.stop) for s in part.spans(self._own[matrix]))]
         return half(f"tensor {name}", cut) if part is self.parts.form.scales else cut
 
     def name(self, expert: int, matrix: str, kind: str) -> str:
@@ -131,7 +134,7 @@ class Arrivals:
             )
 
     def _check(self, name: str, part: Part, matrix: str, tensor: torch.Tensor) -> None:
-        spans = self.parts.whole(matrix)
+        spans = self._whole[matrix]
         shape, dtypes = part.shape(spans), [DTYPES[dtype] for dtype in part.dtypes]
         if tensor.dtype not in dtypes or tuple(tensor.shape) != shape:
             accepted = " or ".join(map(str, dtypes))
@@ -189,9 +192,3 @@ class ArrivedSource:
                 f"tensor {name}{form.zeros.kind}: every zero is {first} under checkpoint_format {form.packing}; "
                 "a symmetric file has 8, so this one follows the other convention"
             )
-
-
-def stored_kinds(arrivals: Arrivals, come: Collection[str] | None = None) -> tuple[Part, ...]:
-    """The tensors that a source needs stacks of; of zeros only if any came (`come` is None: all)."""
-    parts = arrivals.parts
-    return tuple(p for p in parts.form.all if parts.stored(p) and (come is None or p.kind in come))

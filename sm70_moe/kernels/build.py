@@ -7,7 +7,6 @@ same bytes and the same build id.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -17,13 +16,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels import nvrtc
 from sm70_moe.kernels.geometry import shipped_geometries
-from sm70_moe.kernels.images import RECORD, Cubins, Image
+from sm70_moe.kernels.images import RECORD, Cubins, digest
 from sm70_moe.kernels.manifest import ARCHITECTURES, Manifest, load_manifests
 from sm70_moe.kernels.versions import Scope, Version, versions
 
@@ -57,9 +56,9 @@ def shipped_scope() -> Scope:
 
 def build_id(scope: Scope, sources: Path | None = None) -> str:
     """SHA-256 (hex) of the sources (default: the package's), the options, the compiler and the scope."""
-    files = {name: _digest(content) for name, content in source_files(sources or SOURCES).items()}
+    files = {name: digest(content) for name, content in source_files(sources or SOURCES).items()}
     content = {"compiler": COMPILER, "options": OPTIONS, "scope": scope.record(), "sources": files}
-    return _digest(json.dumps(content, sort_keys=True).encode())
+    return digest(json.dumps(content, sort_keys=True).encode())
 
 
 def expected_id(cubins: Cubins, *, own: bool) -> str:
@@ -103,10 +102,9 @@ def build(
     with replaced(out) as fresh, kept(cache, fresh) as store:
         missing = [job for job in jobs if not (store / job.key).exists()]
         compile_jobs(missing, headers, store, workers or cpus(), progress)
-        images = tuple(_place(job, store, fresh) for job in jobs)
-        made = Cubins(out.resolve(), build_id(scope, sources), COMPILER, scope, images)
-        (fresh / RECORD).write_text(json.dumps(made.record(), indent=1) + "\n", encoding="utf-8")
-    return made
+        compiled = {job.version: (store / job.key).read_bytes() for job in jobs}
+        made = Cubins.write(fresh, build_id(scope, sources), COMPILER, scope, compiled)
+    return replace(made, folder=out.resolve())
 
 
 def check_target(out: Path) -> None:
@@ -121,7 +119,7 @@ def job_of(version: Version, manifest: Manifest, source: str, headers: Mapping[s
     macros = (f"-D{name}={value}" for name, value in version.macros(manifest).items())
     options = (f"--gpu-architecture={version.architecture}", *OPTIONS, *manifest.options, *macros)
     content = [COMPILER, source, list(options), sorted(headers.items())]
-    return Job(version, source, options, _digest(json.dumps(content).encode()))
+    return Job(version, source, options, digest(json.dumps(content).encode()))
 
 
 def headers_of(sources: Path) -> dict[str, str]:
@@ -169,13 +167,6 @@ def _order(job: Job, store: Path) -> dict[str, object]:
     return {"name": f"{job.version.name}.cu", "source": job.source, "options": job.options, "out": out}
 
 
-def _place(job: Job, store: Path, folder: Path) -> Image:
-    content = (store / job.key).read_bytes()
-    name = f"{job.version.name}.cubin"
-    (folder / name).write_bytes(content)
-    return Image(job.version, name, _digest(content))
-
-
 @contextmanager
 def replaced(out: Path) -> Iterator[Path]:
     """A new folder beside `out` that takes its place at the end, if nothing was raised."""
@@ -202,10 +193,6 @@ def kept(cache: Path | None, beside: Path) -> Iterator[Path]:
 def cpus() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def main(arguments: Iterable[str] = ()) -> None:

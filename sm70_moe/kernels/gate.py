@@ -25,10 +25,12 @@ def survey(cubins: Cubins, manifests: Mapping[str, Manifest]) -> Iterator[Row]:
     for image in cubins.images:
         manifest = manifests.get(image.version.source)
         if manifest is None:
-            raise BackendError(f"{image.file}: no manifest of a source {image.version.source!r}")
+            raise BackendError(f"{image.version.name}: no manifest of a source {image.version.source!r}")
         rows = {found.kernel: found for found in census(cubins.read(image))}
         if odd := sorted(rows.keys() ^ manifest.kernels.keys()):
-            raise BackendError(f"{image.file}: kernels {', '.join(odd)} stand in the cubin or in the manifest only")
+            raise BackendError(
+                f"{image.version.name}: kernels {', '.join(odd)} stand in the cubin or in the manifest only"
+            )
         for name, found in rows.items():
             kernel = manifest.kernels[name]
             told = (*kernel.budget.overruns(found, image.version.labels), *_mismatch(found, kernel, image))

@@ -1,7 +1,9 @@
-"""A folder of cubins: what made them, which versions there are, and reading one that is proved whole.
+"""A build's folder: what made it, which cubins there are, and reading one that is proved whole.
 
-`BUILD.json` holds the build id, the scope, and the digest of every file. A cubin is read only if it
-lies in the folder itself, no link leads to it, and its digest is the one that was written down.
+The cubins of one source and architecture stand in one packed file, since they are much alike: a wheel
+is less than half as large. `BUILD.json` holds the build id, the scope, and the digests of every file
+and every cubin. A file is read only if it lies in the folder itself, no link leads to it, and its
+digest is the one that was written down.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +26,58 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One cubin: its version, its file's name and SHA-256 (hex)."""
+    """One cubin: its version, the file that it is packed in, its place there in bytes, its SHA-256 (hex)."""
 
     version: Version
     file: str
+    start: int
+    size: int
     digest: str
 
     def record(self) -> dict[str, Plain]:
-        return {"file": self.file, "digest": self.digest, **self.version.record()}
+        place: dict[str, Plain] = {"file": self.file, "start": self.start, "size": self.size, "digest": self.digest}
+        return place | self.version.record()
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Image:
-        return cls(Version.of_record(record), str(record["file"]), str(record["digest"]))
+        start, size = int(record["start"]), int(record["size"])
+        return cls(Version.of_record(record), str(record["file"]), start, size, str(record["digest"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Cubins:
     """The contents of a build's folder, as its record tells them.
 
-    `folder` is resolved, so that a link that is changed later leads nowhere else.
+    `folder` is resolved, so that a link that is changed later leads nowhere else. `files` has the
+    SHA-256 (hex) of each packed file.
     """
 
     folder: Path
     id: str
     compiler: str
     scope: Scope
+    files: Mapping[str, str]
     images: tuple[Image, ...]
+    _unpacked: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def write(cls, folder: Path, build_id: str, compiler: str, scope: Scope, cubins: Mapping[Version, bytes]) -> Cubins:
+        """Pack cubins into a folder, and write the record."""
+        packs: dict[str, bytes] = {}
+        images: list[Image] = []
+        for version, content in cubins.items():
+            file = f"{version.source}.{version.architecture}.xz"
+            before = packs.get(file, b"")
+            images.append(Image(version, file, len(before), len(content), digest(content)))
+            packs[file] = before + content
+        with ThreadPoolExecutor() as pool:
+            packed = dict(zip(packs, pool.map(pack, packs.values()), strict=True))
+        for file, content in packed.items():
+            (folder / file).write_bytes(content)
+        files = {file: digest(content) for file, content in packed.items()}
+        made = cls(folder.resolve(), build_id, compiler, scope, files, tuple(images))
+        (folder / RECORD).write_text(json.dumps(made.record(), indent=1) + "\n", encoding="utf-8")
+        return made
 
     @classmethod
     def open(cls, folder: Path) -> Cubins | None:
@@ -71,7 +100,9 @@ class Cubins:
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema {record['schema']!r}")
         images = tuple(Image.of_record(image) for image in record["images"])
-        return cls(folder, str(record["id"]), str(record["compiler"]), Scope.of_record(record["scope"]), images)
+        files = {str(name): str(value) for name, value in record["files"].items()}
+        scope = Scope.of_record(record["scope"])
+        return cls(folder, str(record["id"]), str(record["compiler"]), scope, files, images)
 
     def record(self) -> dict[str, Plain]:
         return {
@@ -79,6 +110,7 @@ class Cubins:
             "id": self.id,
             "compiler": self.compiler,
             "scope": self.scope.record(),
+            "files": dict(self.files),
             "images": [image.record() for image in self.images],
         }
 
@@ -116,14 +148,54 @@ class Cubins:
 
     def read(self, image: Image) -> bytes:
         """The bytes of a cubin. Raises BackendError unless they are the ones that the build wrote."""
-        path = self.folder / image.file
-        if Path(image.file).name != image.file or path.is_symlink() or path.resolve().parent != self.folder:
+        if image.file not in self._unpacked:
+            self._unpacked[image.file] = unpack(image.file, self._whole(image.file))
+        content = self._unpacked[image.file][image.start : image.start + image.size]
+        if digest(content) != image.digest:
+            raise BackendError(f"{image.version.name}: has digest {digest(content)}, the build wrote {image.digest}")
+        return content
+
+    def _whole(self, file: str) -> bytes:
+        """A packed file of the folder, as it was written."""
+        path = self.folder / file
+        if Path(file).name != file or path.is_symlink() or path.resolve().parent != self.folder:
             raise BackendError(f"{path}: lies outside of {self.folder}, or a link leads to it; it is not loaded")
         try:
             content = path.read_bytes()
         except OSError as error:
             raise BackendError(f"{path}: cannot be read: {error.strerror}; rebuild or reinstall") from error
-        digest = hashlib.sha256(content).hexdigest()
-        if digest != image.digest:
-            raise BackendError(f"{path}: has digest {digest}, the build wrote {image.digest}; it is not loaded")
+        if digest(content) != self.files.get(file):
+            raise BackendError(
+                f"{path}: has digest {digest(content)}, the build wrote {self.files.get(file)}; it is not loaded"
+            )
         return content
+
+
+def pack(content: bytes) -> bytes:
+    """Compressed bytes."""
+    packed: bytes = _lzma().compress(content)
+    return packed
+
+
+def unpack(name: str, content: bytes) -> bytes:
+    """The inverse of `pack`; `name` names the file in an error."""
+    lzma = _lzma()
+    try:
+        whole: bytes = lzma.decompress(content)
+    except lzma.LZMAError as error:
+        raise BackendError(f"{name}: cannot be unpacked: {error}") from error
+    return whole
+
+
+def _lzma() -> Any:
+    """The standard library's module, which some builds of Python leave out."""
+    try:
+        import lzma
+    except ImportError as error:
+        raise BackendError(f"this Python cannot unpack native kernels: {error}") from error
+    return lzma
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()

@@ -222,7 +222,7 @@ class Launcher:
             raise BackendError(f"{step.source}: " + "; ".join(f"{n} {sizes[n]}, accepted is {a}" for n, a in misfits))
         axes = {axis.name: next(iter(axis.values)) for axis in manifest.axes} | dict(step.axes)
         image = self.cubins.find(step.source, self.architecture, sizes, axes)
-        key = (image.file, step.kernel)
+        key = (image.version.name, step.kernel)
         with self._lock:
             if key not in self._loaded:
                 self._loaded[key] = self.driver.load(self.device, self.cubins.read(image), step.kernel)

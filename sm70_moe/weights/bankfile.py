@@ -134,8 +134,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
         file = path.open("rb", buffering=0)
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(path) from error
     except OSError as error:
         raise Unusable(f"it cannot be opened: {error.strerror}") from error
     with file:

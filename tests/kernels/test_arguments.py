@@ -8,7 +8,7 @@ import torch
 
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.synthetic import SyntheticLayer
-from sm70_moe.kernels.arguments import address_range, shares_memory, overlaps_itself
+from sm70_moe.kernels.arguments import address_range, overlaps_itself, shares_memory
 from sm70_moe.kernels.legacy import LegacyBackend
 from sm70_moe.weights.banks import Banks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from sm70_moe.errors import BackendError
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels import bound as module
-from sm70_moe.kernels.images import Cubins, Image
+from sm70_moe.kernels.images import Cubins
 from sm70_moe.kernels.launch import Launcher, Step
 from sm70_moe.kernels.manifest import load_manifests
 from sm70_moe.kernels.native import NativeBackend
@@ -62,11 +61,8 @@ def backend(tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch)
     """A native backend whose kernels only note that they were launched; its device is the CPU."""
     (tmp_path / "fake.toml").write_text(MANIFEST)
     manifests = load_manifests(tmp_path)
-    images = []
-    for version in versions(manifests.values(), scope := Scope(("sm_70",), ())):
-        (tmp_path / version.name).write_bytes(b"code")
-        images.append(Image(version, version.name, hashlib.sha256(b"code").hexdigest()))
-    launcher = Launcher(Cubins(tmp_path.resolve(), "id", "compiler", scope, tuple(images)), manifests, 0, driver)
+    contents = dict.fromkeys(versions(manifests.values(), scope := Scope(("sm_70",), ())), b"code")
+    launcher = Launcher(Cubins.write(tmp_path, "id", "compiler", scope, contents), manifests, 0, driver)
     monkeypatch.setattr("sm70_moe.kernels.native.STEPS", {"grouped": ROUTE})
     monkeypatch.setattr(module, "current_stream", lambda device: lambda: STREAM)
     made = NativeBackend("grouped")

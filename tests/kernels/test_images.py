@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.kernels import build as build_module
 from sm70_moe.kernels.build import build_id
 from sm70_moe.kernels.geometry import Geometry, shipped_geometries
-from sm70_moe.kernels.images import RECORD, Cubins, Image
+from sm70_moe.kernels.images import RECORD, Cubins
 from sm70_moe.kernels.steps import Case, Route
 from sm70_moe.kernels.versions import Scope, Version
 from sm70_moe.machine import installed_build
@@ -31,17 +32,11 @@ VERSIONS = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A build with four cubins."""
+    """A build with four cubins in two files."""
     place = tmp_path / "build"
     place.mkdir()
-    images = []
-    for version in VERSIONS:
-        content = version.name.encode()
-        name = f"{version.name}.cubin"
-        (place / name).write_bytes(content)
-        images.append(Image(version, name, hashlib.sha256(content).hexdigest()))
-    made = Cubins(place, build_id(SCOPE), "compiler", SCOPE, tuple(images))
-    (place / RECORD).write_text(json.dumps(made.record()))
+    contents = {version: version.name.encode() for version in VERSIONS}
+    Cubins.write(place, build_id(SCOPE), "compiler", SCOPE, contents)
     return place
 
 
@@ -57,8 +52,9 @@ def edit(folder: Path, **changes: object) -> None:
 
 
 def test_reading(folder: Path) -> None:
-    """Every cubin that is whole is read."""
+    """Every cubin that is whole is read, out of one file for each source and architecture."""
     cubins = opened(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [RECORD, "other.sm_90.xz", "qpn.sm_70.xz"]
     assert [cubins.read(image).decode() for image in cubins.images] == [version.name for version in VERSIONS]
     assert cubins.architectures == {"sm_70", "sm_90"}
 
@@ -100,10 +96,27 @@ def test_architectures_of_several_sources(folder: Path) -> None:
 
 
 def test_changed_bytes_are_not_loaded(folder: Path) -> None:
-    """A cubin whose digest differs is refused by name."""
+    """A file whose digest differs is refused by name."""
     cubins = opened(folder)
     (folder / cubins.images[0].file).write_bytes(b"something else")
-    with pytest.raises(BackendError, match=r"4-byte\.cubin: has digest"):
+    with pytest.raises(BackendError, match=r"qpn\.sm_70\.xz: has digest"):
+        cubins.read(cubins.images[0])
+
+
+def test_changed_places_are_not_loaded(folder: Path) -> None:
+    """Nor is one cubin taken for another: each has a digest of its own."""
+    cubins = opened(folder)
+    image = replace(cubins.images[0], start=1)
+    with pytest.raises(BackendError, match="has digest"):
+        cubins.read(image)
+
+
+def test_a_file_that_is_no_archive(folder: Path) -> None:
+    """Even with the digest that the record has."""
+    (folder / "qpn.sm_70.xz").write_bytes(b"something else")
+    edit(folder, files={"qpn.sm_70.xz": hashlib.sha256(b"something else").hexdigest()})
+    cubins = opened(folder)
+    with pytest.raises(BackendError, match="unpacked"):
         cubins.read(cubins.images[0])
 
 
@@ -115,22 +128,23 @@ def test_missing_file(folder: Path) -> None:
         cubins.read(cubins.images[0])
 
 
-@pytest.mark.parametrize("name", ["../outside.cubin", "/etc/hostname", "sub/x.cubin", "..", "."])
+@pytest.mark.parametrize("name", ["../outside.xz", "/etc/hostname", "sub/x.xz", "..", "."])
 def test_paths_that_lead_out(folder: Path, name: str) -> None:
     """A record that names another place is not followed, even with the right digest."""
-    outside = folder.parent / "outside.cubin"
-    outside.write_bytes(b"code")
-    image = Image(VERSIONS[0], name, hashlib.sha256(b"code").hexdigest())
+    outside = folder.parent / "outside.xz"
+    outside.write_bytes((folder / "qpn.sm_70.xz").read_bytes())
+    edit(folder, files={name: hashlib.sha256(outside.read_bytes()).hexdigest()})
+    cubins = opened(folder)
     with pytest.raises(BackendError, match="not loaded"):
-        opened(folder).read(image)
+        cubins.read(replace(cubins.images[0], file=name))
 
 
 def test_links_are_not_followed(folder: Path) -> None:
     """A link in the folder leads nowhere, wherever it points to."""
     cubins = opened(folder)
     path = folder / cubins.images[0].file
-    path.rename(folder.parent / "moved.cubin")
-    path.symlink_to(folder.parent / "moved.cubin")
+    path.rename(folder.parent / "moved.xz")
+    path.symlink_to(folder.parent / "moved.xz")
     with pytest.raises(BackendError, match="not loaded"):
         cubins.read(cubins.images[0])
 
@@ -152,6 +166,7 @@ def test_a_link_to_the_folder_is_resolved_once(folder: Path) -> None:
         {"schema": 2},
         {"images": [{}]},
         {"images": 3},
+        {"files": []},
         {"scope": {"architectures": ["sm_70"], "geometries": [{"hidden": "x"}], "tests": False}},
         {"scope": {"architectures": ["sm_70"], "geometries": [{"height": 1}], "tests": False}},
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.geometry import Geometry
-from sm70_moe.kernels.images import Cubins, Image
+from sm70_moe.kernels.images import Cubins
 from sm70_moe.kernels.launch import Config, Launcher, Step, ordinal
 from sm70_moe.kernels.manifest import load_manifests
 from sm70_moe.kernels.refusal import LaunchRefused
@@ -47,12 +46,8 @@ def launcher(tmp_path: Path) -> Launcher:
     (tmp_path / "idle.toml").write_text("[kernels.idle]\nthreads = 32")
     manifests = load_manifests(tmp_path)
     scope = Scope(("sm_70", "sm_90"), (GEOMETRY,))
-    images = []
-    for version in versions(manifests.values(), scope):
-        content = version.name.encode()
-        (tmp_path / version.name).write_bytes(content)
-        images.append(Image(version, version.name, hashlib.sha256(content).hexdigest()))
-    cubins = Cubins(tmp_path.resolve(), "id", "compiler", scope, tuple(images))
+    contents = {version: version.name.encode() for version in versions(manifests.values(), scope)}
+    cubins = Cubins.write(tmp_path, "id", "compiler", scope, contents)
     return Launcher(cubins, manifests, 1, FakeDriver(KINDS))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from sm70_moe.kernels.answers import Known
 from sm70_moe.kernels.geometry import Geometry
-from sm70_moe.kernels.images import Cubins, Image
+from sm70_moe.kernels.images import Cubins
 from sm70_moe.kernels.launch import Launcher, Step
 from sm70_moe.kernels.legacy import LegacyBackend
 from sm70_moe.kernels.manifest import load_manifests
@@ -43,9 +42,7 @@ def banks_of(known: Known, geometry: Geometry, layout: BankLayout) -> Banks:
     """The same layer through the package's own packing; experts without weights stay undefined."""
     banks = allocate(layout, BankShape(geometry.experts, geometry.hidden, geometry.intermediate), "cpu")
     for expert, matrices in enumerate(known.experts):
-        gate, up, down = (
-            Codes(*(torch.from_numpy(array) for array in (m.codes, m.zeros, m.scales))) for m in matrices
-        )
+        gate, up, down = (Codes(*(torch.from_numpy(array) for array in (m.codes, m.zeros, m.scales))) for m in matrices)
         banks.fill(expert, ExpertCodes(gate, up, down))
     banks.filled.update(range(geometry.experts))
     return banks
@@ -144,11 +141,8 @@ def launcher_of(folder: Path, driver: FakeDriver, *geometries: Geometry, runtime
     (folder / "fake.toml").write_text(MANIFEST.format(runtime=runtime))
     manifests = load_manifests(folder)
     scope = Scope((driver.name,), geometries)
-    images = []
-    for version in versions(manifests.values(), scope):
-        (folder / version.name).write_bytes(b"code")
-        images.append(Image(version, version.name, hashlib.sha256(b"code").hexdigest()))
-    return Launcher(Cubins(folder.resolve(), "id", "compiler", scope, tuple(images)), manifests, 0, driver)
+    contents = dict.fromkeys(versions(manifests.values(), scope), b"code")
+    return Launcher(Cubins.write(folder, "id", "compiler", scope, contents), manifests, 0, driver)
 
 
 FITS = Geometry(hidden=384, intermediate=64, experts=16, top_k=4, group=32)

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 import sm70_moe
+from sm70_moe.kernels.build import INSTALLED, SOURCES
+from sm70_moe.machine import installed_build
 from sm70_moe.policy import policies_folder, shipped_policies
 
 CHECKOUT = Path(__file__).parents[2]
@@ -47,6 +49,35 @@ def test_the_policies_are_inside_the_wheel() -> None:
 def test_the_package_is_typed() -> None:
     """A user's type checker finds the annotations."""
     assert (PACKAGE / "py.typed").is_file()
+
+
+def test_the_kernels_are_inside_the_wheel() -> None:
+    """Sources as in the checkout, and a build of exactly these for every architecture and shipped policy."""
+    source = CHECKOUT / "sm70_moe" / "kernels" / "cuda"
+    assert {p.name: p.read_bytes() for p in SOURCES.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+    build = installed_build()
+    if os.environ.get("SM70_MOE_BUILD_KERNELS") == "0":
+        assert build is None
+        return
+    assert build is not None
+    assert build.id == build.expected
+    assert sorted(build.images) == ["sm_100", "sm_120", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90"]
+
+
+def test_the_kernels_keep_their_budgets() -> None:
+    """The installed command reads every cubin."""
+    if installed_build() is None:
+        pytest.skip("this wheel was built without native kernels")
+    done = command("kernels", "--json")
+    assert done.returncode == 0, done.stdout
+    assert {row["architecture"] for row in json.loads(done.stdout)["kernels"]} == installed_build().images
+
+
+def test_the_kernels_take_little_room() -> None:
+    """Under 5 MB, packed as they are; the rest of the wheel is a tenth of that."""
+    if installed_build() is None:
+        pytest.skip("this wheel was built without native kernels")
+    assert sum(path.stat().st_size for path in INSTALLED.iterdir()) < 5_000_000
 
 
 def test_tests_and_tooling_are_not_in_the_wheel() -> None:

@@ -31,6 +31,10 @@ class Names:
         found = renamed.removesuffix(f".{tail}")
         return None if found == renamed else self._known(found, self.modules)
 
+    def renamed(self, name: str) -> bool:
+        """Is a checkpoint's tensor called otherwise in the model?"""
+        return self.tensor(name) not in (None, name)
+
     def aside(self, name: str) -> bool:
         """Is a tensor none of this model's: multi-token prediction, a tower, a layer that was left out?"""
         index = layer_index(name)

@@ -91,12 +91,16 @@ class Loading:
                 old.in_features, old.out_features, linear.form, linear.parts, linear.group, old.bias is not None
             )
             model.set_submodule(linear.module, packed)
+        theirs = [f"{module}.{kind}" for module, kinds in beside.items() for kind in kinds]
+        renamed = {names.tensor(name) for name in theirs if names.renamed(name)}
+        self.dtypes = {name: p.dtype for name, p in model.named_parameters() if name in renamed}
         # transformers sees the experts' tensors in the files, and nothing in the model to put them into
         ours = {rf"(^|\.){re.escape(one.module.removeprefix(names.prefix))}\." for one in self.layers}
         model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), *ours}
 
     def finish(self, model: Any) -> AdmissionService:
         """Check the linears' values, admit and fill every layer of experts."""
+        restore_dtypes(model, self.dtypes)
         for linear in self.linears:
             model.get_submodule(linear.module).check(linear.name)
         with self.service as service:
@@ -122,6 +126,18 @@ def device_of(model: Any, module: str) -> torch.device:
     if found.type == "meta":
         raise BackendError(f"{block}: offloaded; accepted is a device_map that keeps every block on a device")
     return found
+
+
+def restore_dtypes(model: Any, dtypes: dict[str, torch.dtype]) -> None:
+    """Up to some version, transformers leaves tensors that it renames in the file's dtype where a
+    model is quantised: Mixtral's routers then stay FP16 in an FP32 model, which does not run.
+    """
+    kept = (*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ()))
+    for name, dtype in dtypes.items():
+        parameter = model.get_parameter(name)
+        wanted = torch.float32 if any(part in name for part in kept) else dtype
+        if parameter.is_floating_point() and parameter.dtype is not wanted:
+            parameter.data = parameter.data.to(wanted)
 
 
 def require_one_rank(model: Any) -> None:

@@ -74,13 +74,14 @@ struct Matrix {
 
 #if MOE_ORDER == TILE32X8
     static constexpr int kUnit = 4 * 32 * 4;
-    __device__ __forceinline__ uint4 read(int offset) const {
+    __device__ __forceinline__ uint4 read(int offset, bool there) const {
       const u8* const p = codes + offset;
-      return make_uint4(read_word(p), read_word(p + 128), read_word(p + 256), read_word(p + 384));
+      return make_uint4(read_word(p, there), read_word(p + 128, there), read_word(p + 256, there),
+                        read_word(p + 384, there));
     }
 #else
     static constexpr int kUnit = 8 * 16;
-    __device__ __forceinline__ uint4 read(int offset) const { return read_codes(codes + offset); }
+    __device__ __forceinline__ uint4 read(int offset, bool there) const { return read_codes(codes + offset, there); }
 #endif
   };
 
@@ -105,22 +106,22 @@ struct Matrix {
 #endif
   }
 
-  // Codes of the place that lies `ahead` units further in the same column.
-  __device__ __forceinline__ uint4 codes_at(const Place& place, int ahead) const {
-    return place.read(ahead * Place::kUnit);
+  // All of it only if `there`. Codes of the place that lies `ahead` units further in the same column.
+  __device__ __forceinline__ uint4 codes_at(const Place& place, int ahead, bool there) const {
+    return place.read(ahead * Place::kUnit, there);
   }
 
   // Metadata of the same; `ahead` is a multiple of 4 or 0.
-  __device__ __forceinline__ Raw raw_at(const Place& place, int ahead) const {
+  __device__ __forceinline__ Raw raw_at(const Place& place, int ahead, bool there) const {
     const int place_step = (ahead >> shift) * (MOE_ORDER == TILE32X8 ? columns : 8);
 #if MOE_METADATA == 4
-    return {read_word(place.groups + place_step * 4), 0};
+    return {read_word(place.groups + place_step * 4, there), 0};
 #elif MOE_METADATA == 3 && MOE_ORDER == TILE32X8
-    return {read_word(place.groups + place_step * 3), read_word(place.zeros + place_step * 3)};
+    return {read_word(place.groups + place_step * 3, there), read_word(place.zeros + place_step * 3, there)};
 #elif MOE_METADATA == 3
-    return {read_half(place.groups + place_step * 2), read_byte(place.zeros + place_step)};
+    return {read_half(place.groups + place_step * 2, there), read_byte(place.zeros + place_step, there)};
 #else
-    return {read_half(place.groups + place_step * 2), read_word(place.zeros + place_step / 2)};
+    return {read_half(place.groups + place_step * 2, there), read_word(place.zeros + place_step / 2, there)};
 #endif
   }
 };

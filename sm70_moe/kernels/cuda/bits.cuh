@@ -9,39 +9,56 @@ typedef unsigned short u16;
 typedef unsigned char u8;
 typedef unsigned long long u64;
 
-// Weights and their metadata are read once and never written while a kernel runs: the read-only
-// path, and no place in L1, which holds the activations. "volatile" keeps their order.
-__device__ __forceinline__ uint4 read_codes(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
+// Weights and their metadata are read once: no place in L1, which holds the activations. Not the
+// read-only path (.nc), though nothing writes them: across it the compiler moves loads to their use,
+// whatever barrier stands between, and a launch must have all of its bytes in flight.
+//
+// Every load has a condition, as a predicate and not as a branch, which would part loads that belong
+// together. Where it is false, nothing is read and the value is 0.
+__device__ __forceinline__ uint4 read_codes(const void* p, bool there = true) {
+  uint4 v = make_uint4(0, 0, 0, 0);
+  asm volatile(
+      "{ .reg .pred go; setp.ne.u32 go, %5, 0; @go ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(p), "r"((u32)there)
+      : "memory");
   return v;
 }
 
-__device__ __forceinline__ u32 read_word(const void* p) {
-  u32 v;
-  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+__device__ __forceinline__ u32 read_word(const void* p, bool there = true) {
+  u32 v = 0;
+  asm volatile("{ .reg .pred go; setp.ne.u32 go, %2, 0; @go ld.global.u32 %0, [%1]; }"
+               : "+r"(v)
+               : "l"(p), "r"((u32)there)
+               : "memory");
   return v;
 }
 
-__device__ __forceinline__ u32 read_half(const void* p) {
-  u16 v;
-  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
+__device__ __forceinline__ u32 read_half(const void* p, bool there = true) {
+  u16 v = 0;
+  asm volatile("{ .reg .pred go; setp.ne.u32 go, %2, 0; @go ld.global.u16 %0, [%1]; }"
+               : "+h"(v)
+               : "l"(p), "r"((u32)there)
+               : "memory");
   return v;
 }
 
-__device__ __forceinline__ u32 read_byte(const void* p) {
-  u32 v;
-  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(p));
+__device__ __forceinline__ u32 read_byte(const void* p, bool there = true) {
+  u32 v = 0;
+  asm volatile("{ .reg .pred go; setp.ne.u32 go, %2, 0; @go ld.global.u8 %0, [%1]; }"
+               : "+r"(v)
+               : "l"(p), "r"((u32)there)
+               : "memory");
   return v;
 }
 
-// Activations may come from the kernel before, which can still be running when this one starts:
-// not the read-only path.
-__device__ __forceinline__ uint4 read_activations(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+// Activations are read by several blocks of a multiprocessor: they stay in L1.
+__device__ __forceinline__ uint4 read_activations(const void* p, bool there) {
+  uint4 v = make_uint4(0, 0, 0, 0);
+  asm volatile("{ .reg .pred go; setp.ne.u32 go, %5, 0; @go ld.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(p), "r"((u32)there)
+               : "memory");
   return v;
 }
 

@@ -29,6 +29,13 @@ constexpr int kMostParts = divide_up(kMostUnits, kPartUnits);
 #define MOE_W13_BLOCKS (kHalves ? 4 : 3)
 #endif
 
+#ifndef MOE_SKIP
+#define MOE_SKIP 0  // experiments: 1 leaves out the product, 2 the last sum
+#endif
+#ifndef MOE_W13_EARLY
+#define MOE_W13_EARLY (QUADPAIR || TOKENS > 4 ? 2 : 4)
+#endif
+
 // How a block of up to TOKENS tokens is cut.
 // - one octet, two parts in a warp: rows 8 to 15 are the next part, and each token has two columns;
 // - two octets, one part in a warp (more than four tokens);
@@ -52,6 +59,7 @@ struct Cut {
   static constexpr int kThreads = 32 * kWarps;
   // Blocks a multiprocessor should hold at least: what the compiler is told to keep registers low for.
   static constexpr int kBlocks = MOE_W13_BLOCKS;
+  static constexpr int kEarly = MOE_W13_EARLY;  // operands that are loaded before they are used: 1 to 4
   // token and part (0 or 1) of a column of the tensor-core step
   __device__ static int token(int column) { return kHalves ? column & 3 : column; }
   __device__ static int half(int column) { return kHalves ? column >> 2 : 0; }
@@ -118,11 +126,9 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
       const Matrix::Place place = matrix.at(octet, part * kPartUnits + quad, row);
 #pragma unroll
       for (int j = 0; j < kQuads; j++) {
-        codes[j][s] = make_uint4(0, 0, 0, 0), raw[j][s] = {0, 0};
-        if (C::kWhole || part * kPartUnits + quad + 4 * j < units) {
-          codes[j][s] = matrix.codes_at(place, 4 * j);
-          raw[j][s] = matrix.raw_at(place, 4 * j);
-        }
+        const bool there = C::kWhole || part * kPartUnits + quad + 4 * j < units;
+        codes[j][s] = matrix.codes_at(place, 4 * j, there);
+        raw[j][s] = matrix.raw_at(place, 4 * j, there);
       }
     }
     let_next_start();
@@ -134,7 +140,7 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
     const int sector = min(first * kPartUnits * 2 + lane, HIDDEN / 16 - 1) * 2;
 #pragma unroll 1
     for (u32 left = active; left; left &= left - 1)
-      warm |= *(const volatile u32*)(x + (__ffs(left) - 1) * HIDDEN + sector * 8);
+      warm |= read_word(x + (__ffs(left) - 1) * HIDDEN + sector * 8);
     warm &= tokens >> 8;
     __syncthreads();  // keeps the loads in front: the compiler would move each one to its use
 
@@ -147,15 +153,25 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
       const bool there = serves && (C::kWhole || unit + 4 * j < units);
       uint4 operand[4];
 #pragma unroll
-      for (int w = 0; w < 4; w++) {
-        operand[w] = make_uint4(0, 0, 0, 0);
-        if (there) operand[w] = read_activations(activations + j * 128 + w * 8);
+      for (int w = 0; w < C::kEarly; w++) operand[w] = read_activations(activations + j * 128 + w * 8, there);
+      if (MOE_SKIP == 1) {
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+          if (w + C::kEarly < 4) operand[w + C::kEarly] = operand[0];
+#pragma unroll
+          for (int s = 0; s < kSets; s++)
+            sum.c[0][w] += __uint_as_float(word_of(codes[j][s], w) ^ operand[w].x ^ operand[w].y ^ operand[w].z ^
+                                           operand[w].w ^ raw[j][s].first);
+        }
+        continue;
       }
       Scale scale[kSets];
 #pragma unroll
       for (int s = 0; s < kSets; s++) scale[s] = raw[j][s].scale(row);
 #pragma unroll
       for (int w = 0; w < 4; w++) {
+        if (w + C::kEarly < 4)
+          operand[w + C::kEarly] = read_activations(activations + j * 128 + (w + C::kEarly) * 8, there);
         u32 weights[kSets][4];
 #pragma unroll
         for (int s = 0; s < kSets; s++) decode(word_of(codes[j][s], w), scale[s], weights[s]);
@@ -199,9 +215,8 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
   if (threadIdx.x >= C::kRows / 2 * C::kColumns) return;
   const int token = threadIdx.x % C::kColumns, column = threadIdx.x / C::kColumns;
   float gate = 0.0f, up = 0.0f;
-#pragma unroll
-  for (int p = 0; p < kMostParts; p++)
-    if (p < parts) gate += sums[p][2 * column][token], up += sums[p][2 * column + 1][token];
+#pragma unroll(SPECIALISED ? kMostParts : 4)
+  for (int p = 0; p < parts; p++) gate += sums[p][2 * column][token], up += sums[p][2 * column + 1][token];
   const u16 value = mul_half(to_half(silu(to_float(to_half(gate)))), to_half(up));
   if (TOKENS == 1) {
     result[(u64)slot * INNER + column] = value;

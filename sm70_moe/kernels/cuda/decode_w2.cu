@@ -1,6 +1,6 @@
 // W2 and the weighted sum: intermediate (M, k, I) -> out (M, H), for up to 8 tokens.
 //
-// One block owns one octet of output columns, for all slots of all tokens, so that it can add the
+// One block owns one octet of output columns, for all slots of some tokens, so that it can add the
 // slots in the router's order: no atomics and no scratch memory.
 //
 // A warp takes eight slots and some of their "runs", pieces of a dot product of one unit of 32 K (more
@@ -18,14 +18,17 @@
 constexpr int kStepSlots = 4 * kSets;
 constexpr int kMostRuns = 8;
 
+#ifndef MOE_SKIP
+#define MOE_SKIP 0
+#endif
 #ifndef MOE_W2_WARPS
-#define MOE_W2_WARPS (QUADPAIR ? 10 : 16)  // at most so many, unless there are more groups of slots
+#define MOE_W2_WARPS (QUADPAIR ? 10 : TOKENS == 4 ? 5 : 16)  // at most so many, unless there are more groups of slots
 #endif
 #ifndef MOE_W2_AHEAD
-#define MOE_W2_AHEAD (QUADPAIR ? 8 : TOKENS == 8 ? 3 : 8)
+#define MOE_W2_AHEAD 5
 #endif
 #ifndef MOE_W2_BLOCKS
-#define MOE_W2_BLOCKS 3
+#define MOE_W2_BLOCKS (TOKENS == 4 ? 4 : 3)
 #endif
 
 // How a block is cut: `kGroups` of slots times `kRanges` of runs, one of each for a warp.
@@ -35,10 +38,12 @@ struct Cut {
   static constexpr int kUnits = INNER / 32, kRunUnits = divide_up(kUnits, kMostRuns);
   static constexpr int kRuns = divide_up(kUnits, kRunUnits);
   static constexpr int kSlots = TOKENS * TOP_K, kGroups = divide_up(kSlots, kStepSlots);
+  // Few slots would leave places of a step empty. Then the places take a list of all slots' runs, in order.
+  static constexpr bool kList = !QUADPAIR && kRunUnits == 1 && TOKENS <= 2 && divide_up(kSlots * kRuns, kStepSlots) <= 16;
   static constexpr int kMost = MOE_W2_WARPS / kGroups;
-  static constexpr int kRanges = kMost < 1 ? 1 : kMost < kRuns ? kMost : kRuns;
+  static constexpr int kRanges = kList ? kRuns : kMost < 1 ? 1 : kMost < kRuns ? kMost : kRuns;
   static constexpr int kWarpRuns = divide_up(kRuns, kRanges);
-  static constexpr int kWarps = kGroups * kRanges;
+  static constexpr int kWarps = kList ? divide_up(kSlots * kRuns, kStepSlots) : kGroups * kRanges;
   static constexpr int kAhead = MOE_W2_AHEAD < kWarpRuns ? MOE_W2_AHEAD : kWarpRuns;  // runs whose loads come first
   static constexpr bool kUnitRuns = kRunUnits == 1;
   static constexpr bool kWhole = kUnitRuns && kRuns % kRanges == 0;  // no warp has less than kWarpRuns
@@ -46,7 +51,7 @@ struct Cut {
   static constexpr int kRuns = kMostRuns, kWarps = 8, kAhead = 1;
   static constexpr int kSlots = TOKENS * 16;  // k up to 16: what the sums take in shared memory
   static constexpr int kRanges = TOKENS == 1 ? 4 : TOKENS == 2 ? 2 : 1, kWarpRuns = divide_up(kRuns, kRanges);
-  static constexpr bool kUnitRuns = false, kWhole = false;
+  static constexpr bool kList = false, kUnitRuns = false, kWhole = false;
 #endif
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kKept = kRanges == 1 ? 1 : kRuns;  // sums of a slot that are added up at the end
@@ -78,23 +83,28 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
   __shared__ float factor[C::kSlots];
   __shared__ int chosen[C::kSlots];
   const int warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
-  const int octet = blockIdx.x;
+  const int octet = blockIdx.x, token = blockIdx.y * TOKENS;  // the first of this block's tokens
   const int units = INNER / 32, run_units = (units + kMostRuns - 1) / kMostRuns;
   const int runs = (units + run_units - 1) / run_units;
-  const int slots = (TOKENS == 1 ? 1 : tokens) * TOP_K;
+  const int served = TOKENS == 1 ? 1 : min(tokens - token, TOKENS), slots = served * TOP_K;
+  intermediate += (u64)token * TOP_K * INNER, ids += token * TOP_K, weights += token * TOP_K, out += (u64)token * HIDDEN;
 
-  for (int round = 0; round < slots; round += C::kWarps / C::kRanges * kStepSlots) {
-    const int first = round + warp / C::kRanges * kStepSlots;  // slot
-    const int begin = warp % C::kRanges * C::kWarpRuns;        // run
+  for (int round = 0; round < (SPECIALISED ? 1 : slots); round += C::kWarps / C::kRanges * kStepSlots) {
+    // the places of a step: slots from `first` on and their runs from `begin` on, or list items
+    const int first = C::kList ? warp * kStepSlots : round + warp / C::kRanges * kStepSlots;
+    const int begin = C::kList ? 0 : warp % C::kRanges * C::kWarpRuns;
+    const int places = C::kList ? slots * C::kRuns : slots;
     Matrix matrix[kSets];
     Matrix::Place place[kSets];
     bool there[kSets];
+    int run[kSets];
 #pragma unroll
     for (int s = 0; s < kSets; s++) {
-      const int slot = first + 4 * s + quad;
-      const int expert = slot < slots ? ids[slot] : -1;
+      const int at = first + 4 * s + quad, slot = C::kList ? at / C::kRuns : at;
+      const int expert = at < places ? ids[slot] : -1;
+      run[s] = C::kList ? at % C::kRuns : 0;
       there[s] = (u32)expert < (u32)experts;
-      matrix[s] = Matrix::of(words, groups, zeros, there[s] ? expert : 0, units, HIDDEN, GROUP);
+      matrix[s] = Matrix::of(words, groups, zeros, expert, units, HIDDEN, GROUP);
       place[s] = matrix[s].at(octet, 0, row);
     }
 
@@ -103,26 +113,32 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
     auto request = [&](int i, int unit) {
 #pragma unroll
       for (int s = 0; s < kSets; s++) {
-        codes[i][s] = make_uint4(0, 0, 0, 0), raw[i][s] = {0, 0};
-        if (there[s] && (C::kWhole || unit < units)) {
-          codes[i][s] = matrix[s].codes_at(place[s], unit);
-          raw[i][s] = matrix[s].raw_at(place[s], unit);
-        }
+        const int at = C::kList ? run[s] : unit;
+        const bool needed = there[s] && (C::kWhole || unit < units);
+        codes[i][s] = matrix[s].codes_at(place[s], at, needed);
+        raw[i][s] = matrix[s].raw_at(place[s], at, needed);
       }
     };
 
     // this lane's column of a step: the activations of one slot, in one quad only
     const int mine = first + (QUADPAIR ? quad : row);
-    const bool serves = (QUADPAIR ? row == 0 : quad == (row & 3)) && mine < slots;
-    const u16* activations = intermediate + (u32)(mine * INNER + begin * run_units * 32);
+    const bool serves = (QUADPAIR ? row == 0 : quad == (row & 3)) && mine < places;
+    const u16* activations = intermediate + (C::kList ? mine * 32 : mine * INNER + begin * run_units * 32);
     asm volatile("" : "+l"(activations));  // one address, not one for each load
     auto multiply = [&](Sums& sum, int i, int unit) {
       uint4 operand[4];
 #pragma unroll
-      for (int w = 0; w < 4; w++) {
-        operand[w] = make_uint4(0, 0, 0, 0);
-        if (serves && (C::kWhole || unit < units))
-          operand[w] = read_activations(activations + (unit - begin * run_units) * 32 + w * 8);
+      for (int w = 0; w < 4; w++)
+        operand[w] = read_activations(activations + (unit - begin * run_units) * 32 + w * 8,
+                                      serves && (C::kWhole || unit < units));
+      if (MOE_SKIP == 1) {
+#pragma unroll
+        for (int w = 0; w < 4; w++)
+#pragma unroll
+          for (int s = 0; s < kSets; s++)
+            sum.c[0][w] += __uint_as_float(word_of(codes[i][s], w) ^ operand[w].x ^ operand[w].y ^ operand[w].z ^
+                                           operand[w].w ^ raw[i][s].first);
+        return;
       }
       Scale scale[kSets];
 #pragma unroll
@@ -164,7 +180,9 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
       sum.join();
       const float(&c)[kSums] = sum.c[0];
       const float dot = QUADPAIR || quad < 2 ? c[0] : c[2], next = QUADPAIR ? c[2] : quad < 2 ? c[1] : c[3 % kSums];
-      if (C::kRanges > 1) {
+      if (C::kList) {
+        keep(parts, 1, first, places, dot, next);
+      } else if (C::kRanges > 1) {
         if (begin + i < runs) keep(parts + begin + i, C::kKept, first, slots, dot, next);
       } else if (i < runs) {
         one = i ? one + dot : dot, two = i ? two + next : next;
@@ -187,12 +205,14 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
     __syncthreads();
   }
 
-  for (int i = threadIdx.x; i < (TOKENS == 1 ? 8 : tokens * 8); i += C::kThreads) {
+  for (int i = threadIdx.x; i < served * 8; i += C::kThreads) {
     const int first = (i >> 3) * TOP_K;
     float sum = 0.0f;
 #pragma unroll 10
-    for (int s = first; s < first + TOP_K; s++)
+    for (int j = 0; j < TOP_K; j++) {
+      const int s = first + j;
       if ((u32)chosen[s] < (u32)experts) sum = fmaf(factor[s], parts[s * C::kKept][i & 7], sum);
+    }
     out[(u32)((i >> 3) * HIDDEN + octet * 8 + (i & 7))] = to_half(sum);
   }
 }
@@ -209,4 +229,3 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
 KERNEL(w2_1, 1)
 KERNEL(w2_2, 2)
 KERNEL(w2_4, 4)
-KERNEL(w2_8, 8)

@@ -33,23 +33,21 @@ extern "C" __global__ void roofline_w13(const u8* words, const u8* groups, const
   finish(v, out);
 }
 
-// Block: one octet of columns of all experts.
+// Block (tile, part): a tile of columns of every `gridDim.y`th expert; a thread has the same place in all.
 extern "C" __global__ void roofline_w2(const u8* words, const u8* groups, const int* ids, u32* out, int tiles,
                                        int tile_bytes, int group_bytes, int count) {
   const int loads = (tile_bytes + group_bytes) / 16, first = tile_bytes / 16;
+  const int part = threadIdx.x % loads, step = blockDim.x / loads * gridDim.y;
+  const u8* const from = part < first ? words + 16 * part : groups + 16 * (part - first);
+  const u32 bytes = part < first ? tile_bytes : group_bytes;
   uint4 all = make_uint4(0, 0, 0, 0);
-  for (int base = threadIdx.x; base < count * loads; base += 8 * blockDim.x) {
+  for (int base = threadIdx.x / loads * gridDim.y + blockIdx.y; base < count; base += 8 * step) {
     uint4 v[8];
+    int expert[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const int at = base + i * blockDim.x, expert = at / loads, part = at - expert * loads;
-      v[i] = make_uint4(0, 0, 0, 0);
-      if (expert < count) {
-        const u64 place = (u64)ids[expert] * tiles + blockIdx.x;
-        v[i] = read_codes(part < first ? words + place * tile_bytes + 16 * part
-                                       : groups + place * group_bytes + 16 * (part - first));
-      }
-    }
+    for (int i = 0; i < 8; i++) expert[i] = base + i * step < count ? ids[base + i * step] : -1;
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = read_codes(from + ((u64)expert[i] * tiles + blockIdx.x) * bytes, expert[i] >= 0);
 #pragma unroll
     for (int i = 0; i < 8; i++) all.x ^= v[i].x, all.y ^= v[i].y, all.z ^= v[i].z, all.w ^= v[i].w;
   }

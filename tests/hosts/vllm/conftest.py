@@ -19,9 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-if importlib.util.find_spec("vllm") is None:
-    collect_ignore_glob = ["test_*.py"]
-
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -31,7 +28,10 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-os.environ.update(ENVIRONMENT)  # before vLLM is imported, which reads some of it then
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    os.environ.update(ENVIRONMENT)  # before vLLM is imported, which reads some of it then
 
 TINY = Path(__file__).parents[2] / "data" / "tiny-qwen3-moe-awq"
 PROMPTS = ([1, 2, 3, 4, 5], [10, 20, 30], [500, 7, 7, 7, 123, 42, 9])

@@ -116,3 +116,19 @@ def test_plans_are_part_of_the_host_s_config_hash(engine, experts_only, tmp_path
     monkeypatch.setenv("SM70_MOE_LEGACY_SINGLE_TOKEN", "0")
     assert first == same
     assert digest() != first
+
+
+def test_what_the_ranks_fall_back_to_is_what_runs(
+    engine, experts_only, tmp_path, reference, tokens, model, monkeypatch
+):
+    """Where other ranks lack a route, the agreed plan replaces the service's own before banks are made."""
+    from sm70_moe.agreement import without
+    from sm70_moe.engines.vllm import engine as module
+
+    monkeypatch.setattr(module, "rank_group", lambda: "a group")
+    monkeypatch.setattr(module, "agree", lambda plans, group: tuple(without(p, ["legacy_single_token"]) for p in plans))
+    llm = engine(experts_only.write(tmp_path / "m"))
+    methods = [m.quant_method for m in model(llm).modules() if type(m).__name__ == "RoutedExperts"]
+    assert [[route.name for route in m.experts.plan.routes] for m in methods] == [["legacy"], ["legacy"]]
+    assert [m.digest == m.experts.plan.digest != m.plan.digest for m in methods] == [True, True]
+    assert reference.differences(tokens(llm)) == ([], [])

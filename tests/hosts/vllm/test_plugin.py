@@ -34,7 +34,9 @@ def test_importing_the_plugin_imports_no_vllm():
 
 def test_the_package_imports_without_the_adapters():
     """Nothing else imports them."""
-    code = "import sys, sm70_moe, sm70_moe.service, sm70_moe.operator; print([m for m in sys.modules if 'engines' in m])"
+    code = (
+        "import sys, sm70_moe, sm70_moe.service, sm70_moe.operator; print([m for m in sys.modules if 'engines' in m])"
+    )
     assert run(code).stdout.strip() == "[]"
 
 
@@ -78,7 +80,10 @@ def test_configs_are_the_host_s_own_kind(experts_only, compressed, gptq):
 
     from sm70_moe.engines.vllm.config import Sm70AwqConfig
 
-    made = [Sm70AwqConfig.from_config(f.config["quantization_config"]) for f in (experts_only, compressed(True), gptq("gptq"))]
+    made = [
+        Sm70AwqConfig.from_config(f.config["quantization_config"])
+        for f in (experts_only, compressed(True), gptq("gptq"))
+    ]
     kinds = (AutoAWQConfig, CompressedTensorsConfig, AutoGPTQConfig)
     assert [isinstance(one, kind) for one, kind in zip(made, kinds, strict=True)] == [True, True, True]
 

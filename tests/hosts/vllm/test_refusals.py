@@ -11,9 +11,7 @@ GATE = "model.layers.1.mlp.experts.3.gate_proj"
 DOWN = "model.layers.0.mlp.experts.7.down_proj"
 
 
-def test_a_bad_flag_in_the_environment_stops_before_the_engine_is_made(
-    engine, experts_only, tmp_path, monkeypatch
-):
+def test_a_bad_flag_in_the_environment_stops_before_the_engine_is_made(engine, experts_only, tmp_path, monkeypatch):
     """vLLM asks about the checkpoint while it reads its arguments, in the process that the user started."""
     monkeypatch.setenv("SM70_MOE_QPN_M1", "true")
     with pytest.raises(SettingsError, match="SM70_MOE_QPN_M1='true'") as caught:

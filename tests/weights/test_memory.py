@@ -1,0 +1,58 @@
+"""What loading takes of memory, by the operating system's own count, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm70_moe.weights.sample import write_sample
+
+LOAD = """
+import json, sys
+from pathlib import Path
+from sm70_moe.layout import BankLayout, Metadata
+from sm70_moe.weights.checkpoint import Checkpoint
+from sm70_moe.weights.loading import prepare
+from sm70_moe.weights.source import CheckpointSource
+
+def status(key):
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(key))
+
+def load(folder, layer):
+    checkpoint = Checkpoint.open(folder)
+    facts = checkpoint.facts(checkpoint.layer(layer), tensor_parallel=2, tensor_rank=1, device="cpu")
+    source = CheckpointSource(checkpoint, checkpoint.layer(layer), facts)
+    layout = BankLayout("octet32", Metadata.THREE_BYTE, 32, True, True)
+    return prepare(source, layout, source.share.shape, "cpu", readers=2)
+
+load(sys.argv[1], 0)  # what torch, threads and allocators take once is not the loading's
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = status("VmRSS")
+banks = [load(sys.argv[2], layer) for layer in range(4)]
+print(json.dumps({"taken": status("VmHWM") - before, "banks": [bank.nbytes for bank in banks]}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's count of peak memory")
+def test_loading_takes_the_banks_and_little_more(tmp_path: Path) -> None:
+    """Four layers of 15 MiB banks a rank, read by two threads: the peak stays under the banks and half a layer.
+
+    The whole files have twice the banks' size, so neither files nor codes of a layer are ever held.
+    """
+    sizes = {"hidden": 1024, "intermediate": 512, "top_k": 2, "group": 32, "seed": 0}
+    write_sample(tmp_path / "one", **sizes, experts=4, layers=1)
+    write_sample(tmp_path / "four", **sizes, experts=32, layers=4)
+    found = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", LOAD, str(tmp_path / "one"), str(tmp_path / "four")],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
+    assert found["banks"] == [32 * 3 * 1024 * 256 // 2 + 32 * 3 * 1024 * 256 // 32 * 3] * 4
+    assert found["taken"] < sum(found["banks"]) + found["banks"][0] // 2

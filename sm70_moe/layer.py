@@ -32,6 +32,10 @@ class MoELayer:
         self.plan, self.banks = plan, banks
         self.first = split(facts.experts or 0, facts.expert_parallel or 1, facts.expert_rank or 0).start
         self.runs: dict[str, Callable[..., None]] = {r.name: backends[r.backend].run for r in plan.routes}
+        for name in dict.fromkeys(route.backend for route in plan.routes):
+            ready = getattr(backends[name], "ready", None)
+            if ready is not None:  # what a first call would load and allocate, which a graph could not capture
+                ready(banks, facts.top_k)
 
     def __call__(
         self,

@@ -115,7 +115,7 @@ def census(image: bytes) -> tuple[Census, ...]:
     cubin = Cubin.parse(image)
     try:
         return tuple([_kernel(cubin, name) for name in cubin.kernels()])
-    except struct.error as error:
+    except (struct.error, ValueError) as error:
         raise BackendError(f"cubin of {len(image)} bytes is damaged: {error}") from error
 
 

@@ -68,7 +68,7 @@ class Cubin:
         """Read a cubin. Raises BackendError for bytes that are none, or that end too early."""
         try:
             return _parse(image)
-        except (struct.error, IndexError, ValueError) as error:
+        except (struct.error, IndexError, ValueError, OverflowError) as error:
             raise BackendError(f"cubin of {len(image)} bytes is damaged: {error}") from error
 
     def section(self, name: str) -> Section | None:

@@ -73,12 +73,17 @@ class Bank:
             return {name: stack[expert] for name, stack in self.planes.items()}
         return {name: torch.index_select(whole(stack), 0, expert)[0] for name, stack in self.planes.items()}
 
-    def fill(self, expert: int, rows: Rows) -> None:
-        """Write one expert's matrix; dtypes and shapes were checked by `Banks.fill`."""
-        values = {WORDS: self.packing.place(rows.words)}
-        values.update(self.packing.encode(self.stored, rows.scales, rows.zeros))
-        for name, plane in self.of(expert).items():
-            plane.copy_(values[name].view(plane.shape))
+    def fill(self, expert: int, *parts: Rows) -> None:
+        """Write one expert's matrix; dtypes and shapes were checked by `Banks.fill`.
+
+        Several parts are interleaved: column c of part p is column `len(parts) * c + p`.
+        """
+        planes = self.of(expert)
+        for place, part in enumerate(parts):
+            self.packing.put(part.words, planes[WORDS], place, len(parts))
+        scales, zeros = (interleaved([getattr(part, name) for part in parts]) for name in ("scales", "zeros"))
+        for name, values in self.packing.encode(self.stored, scales, zeros).items():
+            planes[name].copy_(values.reshape(planes[name].shape))
 
     def take(self, expert: int) -> Rows:
         """One expert's matrix as it was written; of zeros, those of `metadata.zeros_of`."""
@@ -148,7 +153,8 @@ class Banks:
         found.gate.require(f"expert {expert} gate", outer, inner, group)
         found.up.require(f"expert {expert} up", outer, inner, group)
         found.down.require(f"expert {expert} down", inner, outer, group)
-        self.w13.fill(expert, _join(found.gate, found.up, self.layout.interleaved))
+        both = (found.gate, found.up)
+        self.w13.fill(expert, *(both if self.layout.interleaved else (beside(*both),)))
         self.w2.fill(expert, found.down)
         self.filled.add(expert)
 
@@ -200,19 +206,19 @@ def aligned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
     return slab[start : start + size].view(dtype).view(shape)
 
 
-def _join(gate: Rows, up: Rows, interleaved: bool) -> Rows:
-    """Gate and up as one matrix: columns 2c and 2c + 1, or all gates first."""
+def interleaved(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Columns of several matrices in turn."""
+    return parts[0] if len(parts) == 1 else torch.stack(parts, dim=-1).flatten(-2)
 
-    def both(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        if interleaved:
-            return torch.stack((first, second), dim=-1).flatten(1)
-        return torch.cat((first, second), dim=1)
 
-    return Rows(both(gate.words, up.words), both(gate.zeros, up.zeros), both(gate.scales, up.scales))
+def beside(gate: Rows, up: Rows) -> Rows:
+    """Gate and up as one matrix, all gates first."""
+    pairs = ((gate.words, up.words), (gate.zeros, up.zeros), (gate.scales, up.scales))
+    return Rows(*(torch.cat(pair, dim=1) for pair in pairs))
 
 
 def _part(both: Rows, interleaved: bool) -> tuple[Rows, Rows]:
-    """What `_join` joined."""
+    """Gate and up of a joint matrix."""
 
     def halves(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         middle = values.shape[1] // 2

@@ -15,11 +15,10 @@ from sm70_moe.weights.packing import Packing
 BLOCK_WORDS = BLOCK_ROWS // WORD_ROWS
 
 
-def place(words: torch.Tensor) -> torch.Tensor:
-    """Row words (K/8, N) -> (N/8, K/32, 8, 4), a view where `words` are contiguous."""
-    rows, columns = words.shape
-    by_block = words.reshape(rows // BLOCK_WORDS, BLOCK_WORDS, columns // OCTET, OCTET)
-    return by_block.permute(2, 0, 3, 1)
+def put(words: torch.Tensor, plane: torch.Tensor, first: int, step: int) -> None:
+    """Row words (K/8, n) into columns `first`, `first + step`, ... of (N/8, K/32, 8, 4)."""
+    by_block = words.view(len(words) // BLOCK_WORDS, BLOCK_WORDS, -1, OCTET // step)
+    plane[:, :, first::step].copy_(by_block.permute(2, 0, 3, 1))
 
 
 def columns(words: torch.Tensor, count: int) -> torch.Tensor:
@@ -37,4 +36,4 @@ def restore(groups: torch.Tensor) -> torch.Tensor:
     return groups.transpose(0, 1).flatten(1)
 
 
-PACKING = Packing(OCTET32, place, columns, arrange, restore)
+PACKING = Packing(OCTET32, put, columns, arrange, restore)

@@ -9,7 +9,7 @@ import torch
 
 from sm70_moe.layout import WORDS, Metadata, Order
 from sm70_moe.weights import metadata as group_metadata
-from sm70_moe.weights.rowwords import row_words, unpack_rows
+from sm70_moe.weights.rowwords import unpack_rows
 
 Planes = Mapping[str, torch.Tensor]
 """Tensors of one bank by the name of their plane."""
@@ -19,20 +19,16 @@ Planes = Mapping[str, torch.Tensor]
 class Packing:
     """One order's way between plain matrices and planes.
 
-    `place` moves row words (K/8, N) to where the order has them, `columns` gives them back as
-    (N, K/8), for the words of a plane and N. `arrange` moves values (K/g, N) to where the order has
+    `put` writes row words (K/8, n) into the columns `first`, `first + step` and so on of a plane;
+    `columns` gives a plane's words back as (N, K/8), for the plane and N. `arrange` moves values (K/g, N) to where the order has
     a group's values, `restore` back.
     """
 
     order: Order
-    place: Callable[[torch.Tensor], torch.Tensor]
+    put: Callable[[torch.Tensor, torch.Tensor, int, int], None]
     columns: Callable[[torch.Tensor, int], torch.Tensor]
     arrange: Callable[[torch.Tensor], torch.Tensor]
     restore: Callable[[torch.Tensor], torch.Tensor]
-
-    def pack(self, codes: torch.Tensor) -> torch.Tensor:
-        """uint8 codes (K, N) -> the plane of words."""
-        return self.place(row_words(codes))
 
     def unpack(self, words: torch.Tensor, columns: int) -> torch.Tensor:
         """The plane of words of one matrix -> INT16 codes (N, K)."""

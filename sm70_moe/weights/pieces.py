@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from sm70_moe.errors import CheckpointError
@@ -47,25 +46,20 @@ class Files:
     descriptors: dict[Path, int] = field(default_factory=dict)
 
     def read(self, piece: Piece, name: str = "") -> torch.Tensor:
-        """A copy (rows, columns) of a piece.
+        """A piece (rows, columns), a view of its whole rows.
 
         Raises CheckpointError, naming the tensor after `name`, if the file cannot be read or ends
         early: it changed since its header was read.
         """
-        path, first, size = piece.place(self.headers)
-        part = torch.empty(len(piece.rows), len(piece.columns), dtype=DTYPES[piece.entry.dtype])
-        if not part.numel():
-            return part
-        # as bytes, for numpy has no BF16
-        found = part.view(torch.uint8).numpy()
-        rows = found if found.nbytes == size else np.empty((len(piece.rows), size // len(piece.rows)), np.uint8)
-        try:
-            self._fill(path, rows.data.cast("B"), first)
-        except (OSError, EOFError) as error:
-            raise CheckpointError(f"{name}{path}: changed since its header was read: {error}") from error
-        if rows is not found:
-            np.copyto(found, rows[:, piece.columns.start * piece.itemsize : piece.columns.stop * piece.itemsize])
-        return part
+        path, first, _ = piece.place(self.headers)
+        rows = torch.empty(len(piece.rows), piece.entry.shape[-1], dtype=DTYPES[piece.entry.dtype])
+        if rows.numel():
+            try:
+                # as bytes, for numpy has no BF16
+                self._fill(path, rows.view(torch.uint8).numpy().data.cast("B"), first)
+            except (OSError, EOFError) as error:
+                raise CheckpointError(f"{name}{path}: changed since its header was read: {error}") from error
+        return rows[:, piece.columns.start : piece.columns.stop]
 
     def descriptor(self, path: Path) -> int:
         if path not in self.descriptors:
@@ -94,10 +88,19 @@ def opened(headers: Headers) -> Iterator[Files]:
 
 def fetch(headers: Headers, pieces: Iterable[Piece]) -> None:
     """Let the system read these pieces' rows ahead, without waiting for them; a fault is left to `read`."""
-    with opened(headers) as files:
-        for piece in pieces:
-            path, first, size = piece.place(headers)
-            try:
-                os.posix_fadvise(files.descriptor(path), first, size, os.POSIX_FADV_WILLNEED)
-            except OSError:
-                return
+    with opened(headers) as files, suppress(OSError):
+        for path, first, end in joined(piece.place(headers) for piece in pieces):
+            os.posix_fadvise(files.descriptor(path), first, end - first, os.POSIX_FADV_WILLNEED)
+
+
+def joined(places: Iterable[tuple[Path, int, int]]) -> Iterator[tuple[Path, int, int]]:
+    """(file, first byte, end) of places (file, first byte, bytes) in order, neighbours as one."""
+    path, start, end = Path(), 0, 0
+    for file, first, size in places:
+        if (file, first) != (path, end):
+            if end > start:
+                yield path, start, end
+            path, start = file, first
+        end = first + size
+    if end > start:
+        yield path, start, end

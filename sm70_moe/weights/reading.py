@@ -86,15 +86,16 @@ class Reader:
 
     def pieces(self, expert: int, part: MatrixPart) -> dict[str, Piece]:
         """Where the files have one part, by kind of tensor."""
-        return {found.kind: self._piece(expert, part, found) for found in self.layer.parts}
+        spans = part.spans
+        return {found.kind: self._piece(expert, part.matrix.name, found, spans) for found in self.layer.parts}
 
-    def _piece(self, expert: int, of: MatrixPart, part: Part) -> Piece:
-        entry = self.layer.entry(expert, of.matrix.name, part.kind)
+    def _piece(self, expert: int, name: str, part: Part, spans: Spans) -> Piece:
+        entry = self.layer.entry(expert, name, part.kind)
         assert entry is not None  # `check` has seen it
         stacked = self.layer.scheme is not None and self.layer.scheme.stacked
         if part.dims[0].axis is Axis.FIXED and len(entry.shape) == 1:
             return Piece(entry, range(1), range(entry.shape[0]))
-        *rows, columns = part.spans(of.spans)
+        *rows, columns = part.spans(spans)
         height = entry.shape[-2] if rows else 1
         first = expert * height if stacked else 0
         span = rows[0] if rows else range(1)

@@ -14,12 +14,12 @@ from sm70_moe.layout import TILE32X8, TILE_COLUMNS
 from sm70_moe.weights.packing import Packing
 
 
-def place(words: torch.Tensor) -> torch.Tensor:
-    """Row words (K/8, N) -> (N/32, K/8, 32)."""
-    rows, columns = words.shape
-    if columns % TILE_COLUMNS:
-        words = pad(words, (0, -columns % TILE_COLUMNS))
-    return words.view(rows, -1, TILE_COLUMNS).transpose(0, 1)
+def put(words: torch.Tensor, plane: torch.Tensor, first: int, step: int) -> None:
+    """Row words (K/8, n) into columns `first`, `first + step`, ... of (N/32, K/8, 32), N filled up with zeros."""
+    width = TILE_COLUMNS // step
+    if words.shape[1] % width:
+        words = pad(words, (0, -words.shape[1] % width))
+    plane[:, :, first::step].copy_(words.view(len(words), -1, width).transpose(0, 1))
 
 
 def columns(words: torch.Tensor, count: int) -> torch.Tensor:
@@ -32,4 +32,4 @@ def arrange(groups: torch.Tensor) -> torch.Tensor:
     return groups
 
 
-PACKING = Packing(TILE32X8, place, columns, arrange, arrange)
+PACKING = Packing(TILE32X8, put, columns, arrange, arrange)

@@ -16,6 +16,7 @@ from sm70_moe.weights.codes import Codes, ExpertCodes
 from sm70_moe.weights.loading import prepare
 from sm70_moe.weights.orders import PACKINGS
 from sm70_moe.weights.packing import fused as fused_weights
+from sm70_moe.weights.rowwords import row_words
 
 EVERY = tuple(Metadata)
 ORDER_NAMES = ("tile32x8", "octet32")
@@ -29,6 +30,15 @@ def layout(
     order: str = "tile32x8",
 ) -> BankLayout:
     return BankLayout(order, kind, group, interleaved, batched)
+
+
+def pack(order: str, codes: torch.Tensor) -> torch.Tensor:
+    """The words of one matrix, as a plane has them."""
+    rows, columns = codes.shape
+    (shape,) = (p.shape for p in ORDERS[order].planes(Metadata.FOUR_BYTE, rows, columns, rows) if p.name == "words")
+    plane = torch.full(shape, -1, dtype=torch.int32)
+    PACKINGS[order].put(row_words(codes), plane, 0, 1)
+    return plane
 
 
 def halves(*bits: int) -> torch.Tensor:
@@ -84,7 +94,7 @@ def test_the_contracts_word_and_nibble() -> None:
     """K = 2560, N = 320: code (35, 70) is in word 20614, nibble 5."""
     codes = torch.zeros(2560, 320, dtype=torch.uint8)
     codes[35, 70] = 15
-    words = tiles.PACKING.pack(codes).flatten()
+    words = pack("tile32x8", codes).flatten()
     assert words.nonzero().flatten().tolist() == [20614]
     assert words[20614].item() == 15 << (4 * 5)
 
@@ -94,8 +104,8 @@ def test_every_row_of_a_word_has_its_nibble(row: int, nibble: int) -> None:
     """k' = k mod 8 sits in nibble ((k' & 1) << 2) + (k' >> 1)."""
     codes = torch.zeros(8, 32, dtype=torch.uint8)
     codes[row, 3] = 9
-    assert tiles.PACKING.pack(codes).view(torch.uint8).sum().item() in (9, 9 << 4)
-    assert (int(tiles.PACKING.pack(codes)[0, 0, 3].item()) >> (4 * nibble)) & 15 == 9
+    assert pack("tile32x8", codes).view(torch.uint8).sum().item() in (9, 9 << 4)
+    assert (int(pack("tile32x8", codes)[0, 0, 3].item()) >> (4 * nibble)) & 15 == 9
 
 
 @given(st.integers(1, 5), st.integers(1, 80), st.integers(0, 2**32 - 1))
@@ -103,7 +113,7 @@ def test_packing_and_unpacking_are_inverse(words: int, columns: int, seed: int) 
     """For any geometry, also one that does not fill its last tile."""
     rng = np.random.default_rng(seed)
     codes = torch.from_numpy(rng.integers(0, 16, (8 * words, columns), dtype=np.uint8))
-    packed = tiles.PACKING.pack(codes)
+    packed = pack("tile32x8", codes)
     assert packed.shape == (-(-columns // 32), words, 32)
     assert torch.equal(tiles.PACKING.unpack(packed, columns), codes.t().short())
 
@@ -118,7 +128,7 @@ def test_an_octets_words_and_nibbles() -> None:
     """K = 2560, N = 320: code (35, 70) is octet 8, block 1, column 6, word 0, nibble 5."""
     codes = torch.zeros(2560, 320, dtype=torch.uint8)
     codes[35, 70] = 15
-    words = octets.PACKING.pack(codes)
+    words = pack("octet32", codes)
     assert words.shape == (40, 80, 8, 4)
     assert words.nonzero().tolist() == [[8, 1, 6, 0]]
     assert words[8, 1, 6, 0].item() == 15 << (4 * 5)
@@ -129,7 +139,7 @@ def test_octets_pack_and_unpack(blocks: int, octet: int, seed: int) -> None:
     """Inverse for any geometry; 16 bytes in a row are 32 consecutive rows of one column."""
     rng = np.random.default_rng(seed)
     codes = torch.from_numpy(rng.integers(0, 16, (32 * blocks, 8 * octet), dtype=np.uint8))
-    words = octets.PACKING.pack(codes)
+    words = pack("octet32", codes)
     assert words.shape == (octet, blocks, 8, 4)
     assert torch.equal(octets.PACKING.unpack(words, 8 * octet), codes.t().short())
     line = words[octet - 1, blocks - 1, 3].clone().view(1, 1, 1, 4).expand(1, 1, 8, 4)
@@ -208,7 +218,7 @@ def test_every_code_and_zero_with_every_scale() -> None:
     scales = pattern[np.isfinite(pattern)]
     assert scales.size == 63488
     codes = np.repeat(np.arange(16, dtype=np.uint8)[:, None], scales.size, axis=1)
-    words = tiles.PACKING.pack(torch.from_numpy(codes))
+    words = pack("tile32x8", torch.from_numpy(codes))
     for zero in range(16):
         scale = torch.from_numpy(scales).view(1, -1)
         zeros = torch.full(scale.shape, zero, dtype=torch.uint8)

@@ -45,9 +45,7 @@ def place_linears(checkpoint: Checkpoint, model: Any, names: Names, beside: Kind
             continue
         linear = None if module is None else model.get_submodule(module)
         if module is None or not isinstance(linear, torch.nn.Linear):
-            raise CheckpointError(
-                f"{name}: quantised, so a linear is accepted, found {type(linear).__name__}"
-            )
+            raise CheckpointError(f"{name}: quantised, so a linear is accepted, found {type(linear).__name__}")
         one = _read(checkpoint, name, module, beside[name])
         _check(checkpoint, one, linear)
         placed.append(one)

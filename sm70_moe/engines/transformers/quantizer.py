@@ -93,7 +93,12 @@ class Loading:
             model.set_submodule(linear.module, packed)
         theirs = [f"{module}.{kind}" for module, kinds in beside.items() for kind in kinds]
         renamed = {names.tensor(name) for name in theirs if names.renamed(name)}
-        self.dtypes = {name: p.dtype for name, p in model.named_parameters() if name in renamed}
+        plain = {one.module for one in layers if not one.quantised}
+        self.dtypes = {
+            name: parameter.dtype
+            for name, parameter in model.named_parameters()
+            if name in renamed or name.rpartition(".")[0] in plain
+        }
         # transformers sees the experts' tensors in the files, and nothing in the model to put them into
         ours = {rf"(^|\.){re.escape(one.module.removeprefix(names.prefix))}\." for one in self.layers}
         model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), *ours}

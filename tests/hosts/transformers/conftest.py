@@ -135,7 +135,7 @@ def write(root: Path, family: str, form: str, linears: bool) -> Twins:
     model.save_pretrained(twins.packed)
     packed, plain = {}, {}
     for name, tensor in load_file(twins.plain / "model.safetensors").items():
-        module, _, kind = name.rpartition(".")
+        module = name.rpartition(".")[0]
         if ".experts." in name or (linears and ".self_attn." in name and module.endswith("_proj")):
             stored, plain[name] = quantise(tensor, form)
             packed.update({f"{module}.{part}": value for part, value in stored.items()})
@@ -166,7 +166,9 @@ def quantise(weight: Any, form: str) -> tuple[dict[str, Any], Any]:
     bias = (-zeros * scales.astype(float)).astype(np.float16)
     # FP64 holds product and sum exactly: one rounding, as CONTRACT 8.2 wants it
     meant = (codes * scales[:, None].astype(float) + bias[:, None].astype(float)).astype(np.float16)
-    parts = Codes(*(torch.from_numpy(a) for a in (codes.reshape(k, n).astype(np.uint8), zeros.astype(np.uint8), scales)))
+    parts = Codes(
+        *(torch.from_numpy(a) for a in (codes.reshape(k, n).astype(np.uint8), zeros.astype(np.uint8), scales))
+    )
     stored = encode({"awq": AWQ, "gptq": GPTQ_V1}.get(form, COMPRESSED), parts)
     if form in ("compressed", "symmetric"):
         stored["weight_shape"] = torch.tensor([n, k])

@@ -91,7 +91,9 @@ def test_registration_is_idempotent(monkeypatch: pytest.MonkeyPatch) -> None:
         register()
 
 
-def test_a_config_file_that_says_our_method_loads(edit: Callable[..., Path], make: Callable[..., Any], load: Any) -> None:
+def test_a_config_file_that_says_our_method_loads(
+    edit: Callable[..., Path], make: Callable[..., Any], load: Any
+) -> None:
     """Without the helper, once registered: one word in config.json turns it on."""
     register()
     folder = edit(config=says(NAME))
@@ -163,12 +165,12 @@ def test_a_flag_that_cannot_be_read_stops_the_load(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_scales_stay_float16_in_any_model(make: Callable[..., Any], load: Callable[..., Any], dtype: Any) -> None:
-    """Loaded so, and after `half()` and back: they are part of the weights' arithmetic."""
+    """Loaded so, and after `to(dtype)` and back: they are part of the weights' arithmetic."""
     model = load(make().packed, dtype)
     linear = model.model.layers[0].self_attn.q_proj
     before = linear.dequantised()
     assert (linear.scales.dtype, model.lm_head.weight.dtype) == (torch.float16, dtype)
-    model.to(torch.bfloat16).float()
+    model.to(torch.bfloat16).to(torch.float32)
     assert torch.equal(linear.dequantised(), before)
     assert logits(model).dtype == torch.float32
 
@@ -273,7 +275,9 @@ def test_another_model_of_the_same_config_is_said(make: Callable[..., Any], load
     assert flips(model) == ()
 
 
-def test_a_second_model_built_from_the_config_object_flips_it(make: Callable[..., Any], load: Callable[..., Any]) -> None:
+def test_a_second_model_built_from_the_config_object_flips_it(
+    make: Callable[..., Any], load: Callable[..., Any]
+) -> None:
     """The way in which it happens: `Model(config)` stores its implementation on the object it is given."""
     model = load(make().packed)
     was = model.config._experts_implementation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,9 +74,9 @@ def build(source: Watched, facts: LayerFacts, cache: Path | None = None) -> tupl
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Iterator[Path]:
+def copy(tmp_path: Path) -> Path:
     shutil.copytree(TINY, tmp_path / "copy")
-    yield tmp_path / "copy"
+    return tmp_path / "copy"
 
 
 def test_the_cache_takes_the_place_of_the_weights(tmp_path: Path) -> None:
@@ -179,12 +178,12 @@ def test_a_failed_layer_leaves_its_source_intact(tmp_path: Path, cached: bool) -
 def test_progress_of_a_service(tmp_path: Path) -> None:
     """Experts done and of all, for weights and for a cached layer alike."""
     facts, source = facts_of()
+    seen: list[tuple[int, int]] = []
     for _ in range(2):
-        seen: list[tuple[int, int]] = []
         service = AdmissionService(settings(SM70_MOE_CACHE=str(tmp_path)), machine=fake_machine())
         with capture_logs():
             service.layer(facts, source, device="cpu", progress=lambda done, total: seen.append((done, total)))
-        assert seen == [(n, 16) for n in range(1, 17)]
+    assert seen == [(n, 16) for n in range(1, 17)] * 2
 
 
 @pytest.mark.parametrize(("experts", "ranks"), [(16, 2), (16, 3), (7, 4), (5, 8)])

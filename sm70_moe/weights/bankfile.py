@@ -16,7 +16,7 @@ import torch
 from sm70_moe.layout import BankLayout, BankShape
 from sm70_moe.weights.bankheader import Identity, Section, Sums, Unusable, header, header_length, sections, verify
 from sm70_moe.weights.banks import Banks, Stack, allocate
-from sm70_moe.weights.loading import default_readers, each
+from sm70_moe.weights.readers import default_readers, each
 
 PARTIAL = ".partial"
 

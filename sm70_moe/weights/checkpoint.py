@@ -68,8 +68,8 @@ class Checkpoint:
     def open(cls, folder: str | os.PathLike[str]) -> Checkpoint:
         """Read config, index and headers.
 
-        Raises CheckpointError for a config.json that cannot be read and for everything that
-        `read_headers` refuses. Incomplete layers are found, and refused by `facts` and `check`.
+        Raises CheckpointError for everything that `read_config` and `read_headers` refuse, and for
+        numbers of layers and experts that are none. Incomplete layers are found, and refused by `facts` and `check`.
         """
         root = Path(folder)
         config = read_config(root)
@@ -78,7 +78,7 @@ class Checkpoint:
         found, others = group_by_layer(headers.shards.values())
         beside = neighbours(found, others)
         layers = tuple(
-            _layer(name, tails, Census.shared(tails, known), config, headers, beside[name])
+            _layer(name, tails, Census.shared(name, tails, known), config, headers, beside[name])
             for name, tails in found.items()
         )
         return cls(root, config, headers, layers)
@@ -100,6 +100,8 @@ class Checkpoint:
         _require_complete(layer)
         if layer.scheme is None:
             return None
+        if layer.experts < 1:
+            raise CheckpointError(f"{layer.name}: a stack of {layer.experts} experts; accepted is at least 1")
         _agree(layer.name, "experts", self.config.experts, layer.experts)
         found = measure(layer.name, layer.tails, layer.scheme, layer.quantization)
         if found is not None:

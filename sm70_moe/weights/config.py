@@ -22,6 +22,8 @@ CLAMP = "swiglu_limit"
 """Largest gate and up before the activation, in models that clamp them."""
 DTYPE = ("dtype", "torch_dtype")
 
+LARGEST_TOP_K = 2**16
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -46,25 +48,33 @@ class ModelConfig:
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json of a folder, with the language model's `text_config` in front of the rest.
 
-    Raises CheckpointError for a file that cannot be read, a value of the wrong type, and two names
-    of one fact that contradict each other.
+    Raises CheckpointError for a file that cannot be read, a value of the wrong type, a count that is
+    not positive or absurd, and two names of one fact that contradict each other.
     """
     whole = Fields.load(folder / CONFIG)
     text = whole.table("text_config")
     fields = whole if text is None else text.before(whole)
-    intermediate = fields.size(*INTERMEDIATE)
+    intermediate = fields.count(*INTERMEDIATE, lists=True)
+    experts = fields.count(*EXPERTS, lists=True)
     return ModelConfig(
         model_type=whole.text("model_type"),
-        hidden=fields.integer("hidden_size"),
-        intermediate=fields.integer(DENSE_INTERMEDIATE) if intermediate is None else intermediate,
-        experts=fields.size(*EXPERTS),
-        top_k=fields.size(*TOP_K),
-        layers=fields.integer("num_hidden_layers"),
+        hidden=fields.count("hidden_size"),
+        intermediate=fields.count(DENSE_INTERMEDIATE) if intermediate is None else intermediate,
+        experts=experts,
+        top_k=_top_k(fields, experts),
+        layers=fields.count("num_hidden_layers"),
         activation=_activation(fields),
         dtype=_dtype(fields.text(*DTYPE)),
         quantization=read_quantization(fields),
         of_experts=intermediate is not None,
     )
+
+
+def _top_k(fields: Fields, experts: int | None) -> int | None:
+    found = fields.count(*TOP_K, lists=True, largest=LARGEST_TOP_K)
+    if found is not None and experts is not None and found > experts:
+        raise fields.owner(*TOP_K).fault(fields.name(*TOP_K), found, f"at most the number of experts, {experts}")
+    return found
 
 
 def _activation(fields: Fields) -> str | None:

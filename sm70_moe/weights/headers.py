@@ -20,12 +20,19 @@ from typing import Annotated
 import msgspec
 
 from sm70_moe.errors import CheckpointError
+from sm70_moe.weights.regular import is_there, read_text, regular
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 LARGEST_HEADER = 100_000_000
 """Bytes; the safetensors library refuses longer headers too."""
+
+LONGEST_NAME = 255
+"""Bytes of a file's name, as in every file system that matters."""
+
+MOST_DIMENSIONS = 64
+"""Of a tensor; torch and numpy end there too."""
 
 BITS = {
     "F4": 4,
@@ -99,8 +106,9 @@ class Headers:
 def read_headers(folder: str | os.PathLike[str]) -> Headers:
     """Read every header of a Hugging Face folder, and check them against files and index.
 
-    Raises CheckpointError naming file and tensor for: no safetensors file, a missing shard, a
-    truncated file, a header that is too long or no JSON, a dtype that is not known, offsets that
+    Raises CheckpointError naming file and tensor for: no safetensors file, a missing shard, one
+    that cannot be read or is no regular file, a name that leads out of the folder, a truncated
+    file, a header that is too long or no JSON, a dtype that is not known, offsets that
     overlap, leave a hole or do not fit dtype and shape, a tensor in two shards, and an index that
     names a tensor its shard does not hold.
     """
@@ -130,26 +138,35 @@ def _collector_paused() -> Iterator[None]:
 def _read_index(root: Path) -> dict[str, str] | None:
     """The index's map from tensor to file; None if the folder has a single file instead."""
     path = root / INDEX
-    if not path.is_file():
-        if not (root / SINGLE).is_file():
+    if not is_there(path, followed=False):
+        if not is_there(root / SINGLE, followed=False):
             raise CheckpointError(f"{root}: holds neither {INDEX} nor {SINGLE}")
         return None
     try:
-        weight_map = _INDEX.decode(path.read_bytes()).weight_map
+        weight_map = _INDEX.decode(read_text(path)).weight_map
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: not a safetensors index: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{path}: not a safetensors index: nested too deeply") from error
     for file in set(weight_map.values()):
-        if file != os.path.basename(file):
-            raise CheckpointError(f"{path}: file name {file!r}; accepted is a name without a folder")
-        if not (root / file).is_file():
+        _check_name(path, file)
+        if not is_there(root / file, followed=True):
             raise CheckpointError(f"{root}: shard {file} is missing; {INDEX} names it")
     return weight_map
 
 
+def _check_name(index: Path, file: str) -> None:
+    """A shard lies beside its index; its name must not lead anywhere else."""
+    if file in ("", ".", "..") or not file.isprintable() or {"/", "\\"} & set(file):
+        raise CheckpointError(f"{index}: file name {file[:80]!r}; accepted is a printable name without a folder")
+    if len(file.encode()) > LONGEST_NAME:
+        raise CheckpointError(f"{index}: file name {file[:80]!r}...; accepted are at most {LONGEST_NAME} bytes")
+
+
 def _read_shard(path: Path) -> tuple[dict[str, TensorEntry], int]:
     """The checked entries of one file, and where its data begins."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         if len(prefix) < 8:
             raise CheckpointError(f"{path}: truncated, {size} bytes do not hold a header")
@@ -171,12 +188,14 @@ def _decode(path: Path, header: bytes) -> dict[str, TensorEntry]:
     """Decode a header; if that fails, entry by entry, to find the one to name."""
     try:
         return _HEADER.decode(header)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # told below, with the tensor's name
     try:
         raw = _RAW.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: header is not JSON: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{path}: header is nested too deeply; accepted is a table of tensors") from error
     raw.pop("__metadata__", None)
     entries: dict[str, TensorEntry] = {}
     for name, text in raw.items():
@@ -192,8 +211,10 @@ class _Sizes(dict[tuple[str, tuple[int, ...]], int | None]):
 
     def __missing__(self, key: tuple[str, tuple[int, ...]]) -> int | None:
         dtype, shape = key
-        whole, rest = divmod(BITS.get(dtype, 1) * prod(shape), 8)
-        self[key] = None if rest or dtype not in BITS else whole
+        self[key] = None
+        if dtype in BITS and len(shape) <= MOST_DIMENSIONS:
+            whole, rest = divmod(BITS[dtype] * prod(shape), 8)
+            self[key] = None if rest else whole
         return self[key]
 
 
@@ -219,6 +240,10 @@ def _check_entries(path: Path, entries: dict[str, TensorEntry]) -> int:
     for name, entry in sorted(entries.items(), key=lambda item: item[1].offsets):
         if entry.dtype not in BITS:
             raise CheckpointError(f"{path}: tensor {name}: dtype {entry.dtype!r}; accepted are {', '.join(BITS)}")
+        if len(entry.shape) > MOST_DIMENSIONS:
+            raise CheckpointError(
+                f"{path}: tensor {name}: {len(entry.shape)} dimensions; accepted are at most {MOST_DIMENSIONS}"
+            )
         size = known[entry.dtype, entry.shape]
         if entry.end - entry.start != size:
             raise CheckpointError(

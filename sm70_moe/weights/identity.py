@@ -13,6 +13,7 @@ from sm70_moe.weights.headers import Headers, TensorEntry
 from sm70_moe.weights.methods import with_order
 from sm70_moe.weights.names import BIAS, Census, Tails, layer_index
 from sm70_moe.weights.quantization import NONE, Quantization
+from sm70_moe.weights.regular import regular
 
 FLOATS = ("F16", "BF16", "F32")
 INDEX_KINDS = frozenset(form.index.kind for form in FORMATS if form.index)
@@ -63,10 +64,10 @@ def _permuted(headers: Headers, entry: TensorEntry, group: int) -> bool:
     rows, (path, start) = entry.shape[-1], headers.place(entry)
     values = array("i")
     try:
-        with path.open("rb") as file:
+        with regular(path) as file:
             file.seek(start)
             values.fromfile(file, rows)
-    except (OSError, EOFError) as error:
+    except EOFError as error:
         raise CheckpointError(f"{path}: changed since its header was read: {error}") from error
     size = matrix_group(group, rows)
     return values != array("i", (row // size for row in range(rows)))

@@ -7,11 +7,9 @@ the number of threads.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
-from queue import SimpleQueue
+from collections.abc import Callable
+from contextlib import closing
 
 import torch
 
@@ -20,23 +18,15 @@ from sm70_moe.layout import BankLayout, BankShape
 from sm70_moe.weights.banks import Banks, allocate
 from sm70_moe.weights.codes import ExpertCodes, WeightSource
 from sm70_moe.weights.offers import fetch, read_rows
+from sm70_moe.weights.readers import default_readers, each
 from sm70_moe.weights.rows import ExpertRows
 
 AHEAD = 16
 """Experts that the system is told of before they are read, so that the disk never waits for us. Measured:
 with 4 the disk was idle now and then, more than 16 gained nothing."""
 
-MOST_READERS = 4
-"""More threads hardly read faster: they wait for the disk, or for each other's Python."""
-
 Progress = Callable[[int, int], None]
 """Called with the number of experts done and of all experts, in the thread that loads."""
-
-
-def default_readers() -> int:
-    """Threads that read: as many as this process may use processors, within bounds."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_READERS, usable)
 
 
 def prepare(
@@ -75,54 +65,6 @@ def prepare(
                 progress(done, shape.experts)
     banks.require_complete()
     return banks
-
-
-def each(work: Callable[[int], None], items: Iterable[int], threads: int) -> Generator[int, None, None]:
-    """Do `work` for every item in that many threads, and give the items as they are done.
-
-    The first exception ends it, and so does closing it: then every thread finishes what it is
-    doing, and none is left.
-    """
-    waiting, done = iter(items), SimpleQueue[int | BaseException | None]()
-    stop, take = threading.Event(), threading.Lock()
-
-    def run() -> None:
-        try:
-            while not stop.is_set():
-                with take:
-                    item = next(waiting, None)
-                if item is None:
-                    break
-                work(item)
-                done.put(item)
-        except BaseException as error:
-            done.put(error)
-        done.put(None)
-
-    with _running([threading.Thread(target=run, name=f"sm70-moe-reader-{n}") for n in range(max(1, threads))], stop):
-        running = max(1, threads)
-        while running:
-            found = done.get()
-            if isinstance(found, BaseException):
-                raise found
-            if found is None:
-                running -= 1
-            else:
-                yield found
-
-
-@contextmanager
-def _running(threads: list[threading.Thread], stop: threading.Event) -> Iterator[None]:
-    started: list[threading.Thread] = []
-    try:
-        for thread in threads:
-            thread.start()
-            started.append(thread)
-        yield
-    finally:
-        stop.set()
-        for thread in started:
-            thread.join()
 
 
 class Counted:

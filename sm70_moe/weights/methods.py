@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from sm70_moe.weights.compressed import read_compressed
-from sm70_moe.weights.fields import Fields
+from sm70_moe.weights.fields import SHORT, Fields
 from sm70_moe.weights.formats import ACT_ORDER, AWQ, GPTQ_V1, GPTQ_V2
 from sm70_moe.weights.modules import REGEX, Entries
+from sm70_moe.weights.patterns import is_pattern
 from sm70_moe.weights.quantization import NONE, Quantization, QuantizationRules
 
 SKIP_LISTS = ("modules_to_not_convert", "ignore")
@@ -57,7 +58,8 @@ def read_gptq(fields: Fields) -> QuantizationRules:
         packing = "marlin"
     dtype, activation = fields.text("pack_dtype"), fields.given("activation")
     remarks = [f"{dtype} words"] if dtype not in (None, "int32") else []
-    remarks += [f"activation {activation}"] if activation else []
+    shown = activation if isinstance(activation, str) else SHORT.repr(activation)
+    remarks += [f"activation {shown:.80}"] if activation else []
     remarks += [ACT_ORDER] if fields.flag("desc_act") else []
     return _rules(fields, _base(fields, "gptq", packing).but(*remarks))
 
@@ -81,7 +83,9 @@ def read_other(fields: Fields) -> QuantizationRules:
     numbers = [values.get(key) if type(values.get(key)) is int else None for key in ("bits", "group_size")]
     base = Quantization(fields.text("quant_method"), packing, *numbers)
     lists = [values[key] for key in OTHER_SKIP_LISTS if isinstance(values.get(key), list)]
-    skipped = Entries((entry, True) for entries in lists for entry in entries if isinstance(entry, str))
+    texts = (entry for entries in lists for entry in entries if isinstance(entry, str))
+    readable = (one for one in texts if not one.startswith(REGEX) or is_pattern(one.removeprefix(REGEX)))
+    skipped = Entries((entry, True) for entry in readable)
     return QuantizationRules(base, Entries(), skipped, base)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from typing import Generic, TypeVar
 
-from sm70_moe.errors import CheckpointError
+from sm70_moe.weights.patterns import Pattern, pattern
 
 REGEX = "re:"
 
@@ -20,17 +18,18 @@ class Entries(Generic[T]):
     An entry means every module whose dotted components hold the entry's own one after the other:
     "mlp.gate" means `model.layers.0.mlp.gate`, never `...mlp.gate_proj`; "layers.1" never means
     layer 10. `anchored` entries are whole names, and mean that module and those inside it. An entry
-    that starts with "re:" is a regular expression, matched from the beginning. Of several, the one
+    that starts with "re:" is a regular expression, matched from the beginning (`patterns.Pattern`, which
+    raises CheckpointError for what it cannot match). Of several, the one
     with the most components wins; regular expressions come last, in order.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, T]] = (), anchored: bool = False) -> None:
         self.anchored = anchored
         self.plain: dict[str, T] = {}
-        self.patterns: list[tuple[re.Pattern[str], T]] = []
+        self.patterns: list[tuple[Pattern, T]] = []
         for entry, value in pairs:
             if entry.startswith(REGEX):
-                self.patterns.append((_compiled(entry.removeprefix(REGEX)), value))
+                self.patterns.append((pattern(entry.removeprefix(REGEX)), value))
             else:
                 self.plain.setdefault(entry.strip("."), value)
 
@@ -67,7 +66,7 @@ class Entries(Generic[T]):
         return None
 
     def _by_pattern(self, module: str) -> T | None:
-        return next((value for pattern, value in self.patterns if pattern.match(module)), None)
+        return next((value for one, value in self.patterns if one.match(module)), None)
 
 
 def matches(entry: str, module: str) -> bool:
@@ -90,11 +89,3 @@ def _may_divide(entry: str, layer: str, below: tuple[str, ...]) -> bool:
         return f".{layer}".endswith(f".{head}{last}")
     final = entry.rpartition(".")[2]
     return entry.count(".") < 2 and (final in below or final.isdigit())
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise CheckpointError(f"config.json: regular expression {pattern!r}: {error}") from error

@@ -6,11 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from sm70_moe.errors import CheckpointError
 from sm70_moe.weights.formats import WEIGHT
 from sm70_moe.weights.headers import TensorEntry
 
 MARKER = ".experts."
 """Stands between the name of a layer and what its experts are called, in every scheme below."""
+
+LONGEST_LAYER = 255
+"""Characters of a layer's name; the longest known has 60."""
+MOST_DIGITS = 9
+"""Of a number in a name."""
 
 MATRICES = ("gate", "up", "down")
 BIAS = "bias"
@@ -105,7 +111,10 @@ Tails = dict[str, TensorEntry]
 
 
 def group_by_layer(shards: Iterable[Tails]) -> tuple[dict[str, Tails], list[str]]:
-    """The experts' tensors by layer, "model.layers.0.mlp.experts" -> tails, and the names of all other tensors."""
+    """The experts' tensors by layer, "model.layers.0.mlp.experts" -> tails, and the names of all other tensors.
+
+    Raises CheckpointError for a layer whose name is absurdly long or holds a number that is none.
+    """
     layers: dict[str, Tails] = {}
     others: list[str] = []
     for entries in shards:
@@ -117,51 +126,81 @@ def group_by_layer(shards: Iterable[Tails]) -> tuple[dict[str, Tails], list[str]
                 continue
             if prefix != layer:  # neighbours mostly belong to one layer
                 layer, tails = prefix, layers.setdefault(prefix, {})
+                if len(prefix) > LONGEST_LAYER:
+                    raise CheckpointError(
+                        f"{entry.file}: tensor {name[:80]}...: {len(prefix)} characters before {MARKER!r}; accepted "
+                        f"are at most {LONGEST_LAYER}"
+                    )
             tails[tail] = entry
     found = {layer: tails for layer, tails in layers.items() if tails}
     ordered = sorted(found.items(), key=_natural)
-    return {(prefix + MARKER).strip("."): tails for prefix, tails in ordered}, others
+    return {f"{prefix}{MARKER[:-1]}" if prefix else MARKER.strip("."): tails for prefix, tails in ordered}, others
 
 
 def neighbours(layers: Iterable[str], others: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """What stands beside each layer's experts, by `NEIGHBOURS`: layer -> ("shared experts", "router")."""
-    beside: dict[str, set[str]] = {layer.removesuffix(MARKER[:-1]): set() for layer in layers}
+    blocks = {layer: layer.removesuffix(MARKER[:-1]) for layer in layers}
+    beside: dict[str, set[str]] = {block: set() for block in blocks.values()}
     for name in others:
         for what, components in NEIGHBOURS.items():
             for component in components:
                 block, found, _ = name.partition(f".{component}.")
                 if found and block in beside:
                     beside[block].add(what)
-    return {f"{block}{MARKER[:-1]}": tuple(w for w in NEIGHBOURS if w in found) for block, found in beside.items()}
+    return {layer: tuple(w for w in NEIGHBOURS if w in beside[block]) for layer, block in blocks.items()}
 
 
 def _natural(item: tuple[str, Tails]) -> tuple[tuple[bool, int, str], ...]:
     """Order of layers: numbers by value, so that 10 comes after 9."""
-    return tuple((part.isdigit(), int(part) if part.isdigit() else 0, part) for part in item[0].split("."))
+    numbered = ((part, number(part, item[0])) for part in item[0].split("."))
+    return tuple((value is not None, value or 0, part) for part, value in numbered)
+
+
+def number(component: str, name: str) -> int | None:
+    """The number that a component of a dotted name is; None for a word.
+
+    Raises CheckpointError, with the whole name, for digits that are no plain number: "007", "²",
+    thousands of them.
+    """
+    if not component.isdigit():
+        return None
+    if not component.isascii() or len(component) > MOST_DIGITS or (component[0] == "0" and component != "0"):
+        raise CheckpointError(
+            f"{name[:LONGEST_LAYER]}: number {component[:40]!r}; accepted are at most {MOST_DIGITS} digits 0 to 9, "
+            "the first not 0"
+        )
+    return int(component)
 
 
 def layer_index(layer: str) -> int | None:
-    """The last number in a layer's name; None if there is none, or if it is not a layer of the model's own."""
+    """The last number in a layer's name; None if there is none, or if it is not a layer of the model's own.
+
+    Raises what `number` raises.
+    """
     parts = layer.split(".")
     if any(part.startswith(ASIDE) for part in parts):
         return None
-    numbers = [int(part) for part in parts if part.isdigit()]
+    numbers = [found for part in parts if (found := number(part, layer)) is not None]
     return numbers[-1] if numbers else None
 
 
 class Census:
-    """Which experts and kinds of tensors the tails of a layer name. Layers mostly share one."""
+    """Which experts and kinds of tensors the tails of a layer name. Layers mostly share one.
 
-    def __init__(self, tails: frozenset[str]) -> None:
+    `layer` is the first that has these, for errors: of an expert's number that is none.
+    """
+
+    def __init__(self, tails: frozenset[str], layer: str = "layer") -> None:
         self.tails = tails
+        self.layer = layer
         self._missing: dict[tuple[tuple[str, ...], int], tuple[str, ...]] = {}
 
     @classmethod
-    def shared(cls, tails: Tails, known: list[Census]) -> Census:
+    def shared(cls, layer: str, tails: Tails, known: list[Census]) -> Census:
         """The census of these tails, one of `known` if their names are the same; else a new one."""
         found = next((census for census in known if census.tails == tails.keys()), None)
         if found is None:
-            found = cls(frozenset(tails))
+            found = cls(frozenset(tails), layer)
             known.append(found)
         return found
 
@@ -183,7 +222,11 @@ class Census:
     def parts(self) -> tuple[tuple[int, str, str], ...]:
         """(expert, matrix name, kind) of every tail of a single expert."""
         split = (tail.split(".", 2) for tail in self.tails)
-        return tuple((int(part[0]), part[1], part[2]) for part in split if len(part) == 3 and part[0].isdigit())
+        return tuple(
+            (expert, part[1], part[2])
+            for part in split
+            if len(part) == 3 and (expert := number(part[0], f"tensor {self.layer}.{'.'.join(part)}")) is not None
+        )
 
     @cached_property
     def experts(self) -> frozenset[int]:

@@ -20,8 +20,8 @@ class Packing:
     """One order's way between plain matrices and planes.
 
     `put` writes row words (K/8, n) into the columns `first`, `first + step` and so on of a plane;
-    `columns` gives a plane's words back as (N, K/8), for the plane and N. `arrange` moves values (K/g, N) to where the order has
-    a group's values, `restore` back.
+    `columns` gives a plane's words back as (N, K/8), for the plane and N. `arrange` moves values
+    (K/g, N) to where the order has a group's values, `restore` back.
     """
 
     order: Order

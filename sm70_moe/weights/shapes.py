@@ -78,6 +78,8 @@ def _count(name: str, entry: TensorEntry, part: Part, axis: Axis, bits: int, sta
 def _sizes(name: str, entry: TensorEntry, dimensions: int) -> tuple[int, ...]:
     if len(entry.shape) != dimensions:
         raise CheckpointError(f"tensor {name}: shape {list(entry.shape)}; accepted are {dimensions} dimensions")
+    if 0 in entry.shape:
+        raise CheckpointError(f"tensor {name}: shape {list(entry.shape)}; accepted are sizes of at least 1")
     return entry.shape
 
 

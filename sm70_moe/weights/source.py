@@ -94,13 +94,22 @@ Stack = torch.Tensor | Sequence[torch.Tensor]
 
 @dataclass(slots=True, kw_only=True)
 class TensorSource:
-    """AWQ words that an engine has already cut for this rank; a `WeightSource`.
+    """Words that an engine has already cut for this rank; a `WeightSource`.
 
-    Per expert, with I this rank's share: w13_qweight INT32 (H, 2I/8) with the gate's columns
-    first, w13_qzeros INT32 (H/g, 2I/8), w13_scales FP16 (H/g, 2I), w2_qweight INT32 (I, H/8),
-    w2_qzeros INT32 (G, H/8), w2_scales FP16 (G, H). Zeros that are None stand for 8. `group` is
-    the checkpoint's; `w2_offset` is how many rows of the first of the G groups belong to the rank
-    before this one. `release` drops the tensors, so it is not frozen.
+    Shapes are those of `form` (`formats.FORMATS`), AWQ's unless told, for one matrix w13 of K = H
+    rows and N = 2I columns, the gate's first, and one w2 of K = I and N = H; I is this rank's share.
+
+    | per expert | AWQ | GPTQ, either version | compressed-tensors |
+    |---|---|---|---|
+    | w13_qweight INT32 | (H, 2I/8) | (H/8, 2I) | w13_weight_packed (2I, H/8) |
+    | w13_qzeros INT32 | (H/g, 2I/8) | the same | w13_weight_zero_point (2I/8, H/g) |
+    | w13_scales FP16 or BF16 | (H/g, 2I) | the same | w13_weight_scale (2I, H/g) |
+    | w2_... | (I, H/8), (G, H/8), (G, H) | (I/8, H), ... | (H, I/8), (H/8, G), (H, G) |
+
+    `of` takes them by the format's own names. Zeros that are None stand for 8. Row k must be in
+    group k // g (no act-order). `group` is the checkpoint's, -1 for one group per column;
+    `w2_offset` is how many rows of the first of the G groups belong to the rank before this one.
+    `release` drops the tensors, so it is not frozen.
     """
 
     w13_qweight: Stack
@@ -111,14 +120,47 @@ class TensorSource:
     w2_scales: Stack
     group: int
     w2_offset: int = 0
+    form: Format = AWQ
+
+    def __post_init__(self) -> None:
+        """Raises BackendError for a group or an offset that no rank has, and for stacks that are not alike."""
+        if self.group < 1 and self.group != -1:
+            raise BackendError(f"group {self.group}; accepted is a positive number of rows, or -1")
+        if self.w2_offset < 0 or 0 < self.group <= self.w2_offset:
+            last = "" if self.group == -1 else f" to {self.group - 1}, within a group of {self.group} rows"
+            raise BackendError(f"w2_offset {self.w2_offset}; accepted is 0{last or ' or more'}")
+        for matrix in ("w13", "w2"):
+            for part, stack in self._stacks(matrix):
+                if stack is not None and len(stack) != self.experts:
+                    raise BackendError(
+                        f"{matrix}_{part.kind}: {len(stack)} experts; accepted are {self.experts}, as in "
+                        f"w13_{self.form.codes.kind}"
+                    )
+
+    @classmethod
+    def of(
+        cls, form: Format, tensors: Mapping[str, Stack | None], *, group: int, w2_offset: int = 0
+    ) -> TensorSource:
+        """From tensors by the names that the format has for them: "w13_weight_packed", "w2_qzeros", ...
+
+        Zeros may be missing or None. Raises BackendError for another name and for one that is missing.
+        """
+        kinds = (form.codes.kind, form.zeros.kind, form.scales.kind)
+        names = [f"{matrix}_{kind}" for matrix in ("w13", "w2") for kind in kinds]
+        wrong = [name for name in tensors if name not in names]
+        wrong += [name for name in names if tensors.get(name) is None and not name.endswith(form.zeros.kind)]
+        if wrong:
+            raise BackendError(f"{form.name} tensor {wrong[0]} is unknown or missing; accepted are {', '.join(names)}")
+        given = dict(zip(AWQ_NAMES, map(tensors.get, names), strict=True))
+        return cls(**given, group=group, w2_offset=w2_offset, form=form)  # type: ignore[arg-type]  # seen above
 
     @property
     def experts(self) -> int:
         return len(self.w13_qweight)
 
     def read(self, expert: int, group: int) -> ExpertCodes:
-        """Codes of one expert; raises BackendError for a group that does not fit or tensors that were
-        released, CheckpointError for a shape or dtype that does not agree with the others.
+        """Codes of one expert; raises BackendError for a group or expert that does not fit or tensors
+        that were released, CheckpointError for a shape or dtype that does not agree with the others.
         """
         return ExpertCodes(*self._three(expert, group, decode))
 
@@ -131,38 +173,63 @@ class TensorSource:
         self.w13_qweight = self.w13_scales = self.w2_qweight = self.w2_scales = ()
         self.w13_qzeros = self.w2_qzeros = None
 
-    def _three(self, expert: int, group: int, form: Decode[Form]) -> tuple[Form, Form, Form]:
+    def _stacks(self, matrix: str) -> tuple[tuple[Part, Stack | None], ...]:
+        form = self.form
+        kinds = ((form.codes, "qweight"), (form.zeros, "qzeros"), (form.scales, "scales"))
+        return tuple((part, getattr(self, f"{matrix}_{name}")) for part, name in kinds)
+
+    def _three(self, expert: int, group: int, decode: Decode[Form]) -> tuple[Form, Form, Form]:
         if not self.experts:
             raise BackendError("the weights were released once their banks were complete, or there were none")
-        words, down = self.w13_qweight[expert], self.w2_qweight[expert]
-        hidden, inner = words.shape[0], down.shape[0]
-        _require_words("w13_qweight", range(inner))
-        zeros = None if self.w13_qzeros is None else self.w13_qzeros[expert]
-        w2_zeros = None if self.w2_qzeros is None else self.w2_qzeros[expert]
-        scales, w2_scales = self.w13_scales[expert], self.w2_scales[expert]
-        upper, lower = matrix_group(self.group, hidden), matrix_group(self.group, inner)
-        _require_shape("w13_qweight", words, hidden, 2 * inner // VALUES)
-        _require_shape("w13_qzeros", zeros, hidden // upper, 2 * inner // VALUES)
-        _require_shape("w13_scales", scales, hidden // upper, 2 * inner)
-        covered = len(covering_groups(self.w2_offset, inner, lower))
-        _require_shape("w2_qweight", down, inner, hidden // VALUES)
-        _require_shape("w2_qzeros", w2_zeros, covered, hidden // VALUES)
-        _require_shape("w2_scales", w2_scales, covered, hidden)
-        groups = source_groups(0, hidden, upper, group)
+        _require_expert(expert, self.experts)
+        hidden, inner = self._rows("w13", expert), self._rows("w2", expert)
+        _require_words("w2", range(inner))
+        # one group per column goes on to the rank's last row, wherever it began
+        upper, lower = matrix_group(self.group, hidden), matrix_group(self.group, self.w2_offset + inner)
+        if hidden % upper:
+            raise BackendError(f"w13: {hidden} rows; accepted is a multiple of the group, {self.group}")
+        covered = covering_groups(self.w2_offset, inner, lower)
+        outer = whole(hidden, 2 * inner, upper)
+        w13 = self._checked("w13", expert, outer)
+        w2 = self._checked("w2", expert, {Axis.K: range(inner), Axis.N: range(hidden), Axis.GROUP: covered})
 
-        def part(
-            name: str, words: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor, groups: tuple[int, ...]
-        ) -> Form:
-            given = {AWQ.codes.kind: words, AWQ.scales.kind: scales}
-            return form(AWQ, given if zeros is None else {**given, AWQ.zeros.kind: zeros}, groups, name)
+        def half(columns: range) -> Form:
+            cut = {kind: self._cut(kind, tensor, {**outer, Axis.N: columns}) for kind, tensor in w13.items()}
+            return decode(self.form, cut, source_groups(0, hidden, upper, group), "w13_")
 
-        def half(start: int) -> Form:
-            packed = slice(start // VALUES, (start + inner) // VALUES)
-            cut = None if zeros is None else zeros[:, packed]
-            return part("w13_", words[:, packed], cut, scales[:, start : start + inner], groups)
+        down = decode(self.form, w2, source_groups(self.w2_offset, inner, lower, group), "w2_")
+        return half(range(inner)), half(range(inner, 2 * inner)), down
 
-        w2_groups = source_groups(self.w2_offset, inner, lower, group)
-        return half(0), half(inner), part("w2_", down, w2_zeros, w2_scales, w2_groups)
+    def _rows(self, matrix: str, expert: int) -> int:
+        """K of a matrix by its codes."""
+        part, stack = self._stacks(matrix)[0]
+        assert stack is not None
+        words = stack[expert]
+        if words.dim() != len(part.dims) or not words.numel():
+            raise CheckpointError(
+                f"{matrix}_{part.kind}: {list(words.shape)}; accepted are {len(part.dims)} dimensions for each expert, "
+                "of at least 1"
+            )
+        return next(size * dim.each for size, dim in zip(words.shape, part.dims, strict=True) if dim.axis is Axis.K)
+
+    def _checked(self, matrix: str, expert: int, spans: Spans) -> dict[str, torch.Tensor]:
+        """An expert's tensors of a matrix by kind, each of the shape that these sizes need."""
+        found = {part: stack[expert] for part, stack in self._stacks(matrix) if stack is not None}
+        for part, tensor in found.items():
+            _require_shape(f"{matrix}_{part.kind}", tensor, part.shape(spans))
+        return {part.kind: tensor for part, tensor in found.items()}
+
+    def _cut(self, kind: str, tensor: torch.Tensor, spans: Spans) -> torch.Tensor:
+        part = next(part for part in self.form.all if part.kind == kind)
+        return tensor[tuple(slice(span.start, span.stop) for span in part.spans(spans))]
+
+
+AWQ_NAMES = ("w13_qweight", "w13_qzeros", "w13_scales", "w2_qweight", "w2_qzeros", "w2_scales")
+
+
+def _require_expert(expert: int, experts: int) -> None:
+    if not 0 <= expert < experts:
+        raise BackendError(f"expert {expert}; accepted are 0 to {experts - 1}")
 
 
 def _require_words(name: str, columns: range) -> None:

@@ -31,7 +31,6 @@ bankfile.header = header_or_death
 """The process ends without a word while its third file is open and half written."""
 
 
-
 def process(code: str, *more: object) -> subprocess.Popen[bytes]:
     quiet = {name: value for name, value in os.environ.items() if not name.startswith("SM70_MOE_")}
     return subprocess.Popen(

@@ -12,7 +12,8 @@ from sm70_moe.errors import CheckpointError
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.weights.codes import ExpertCodes
-from sm70_moe.weights.loading import each, prepare
+from sm70_moe.weights.loading import prepare
+from sm70_moe.weights.readers import each
 from sm70_moe.weights.rows import ExpertRows
 
 SHAPE = BankShape(12, 64, 32)
@@ -82,7 +83,7 @@ def test_row_words_are_read_where_a_source_has_them() -> None:
 def test_a_failure_is_told_with_its_expert(threads: int) -> None:
     """The source's own error, which names the tensor, and the expert as a note; the threads have ended."""
     source = Watched(CheckpointError("tensor layers.0.experts.5.up_proj.qzeros: changed"))
-    with pytest.raises(CheckpointError, match="5.up_proj.qzeros") as error:
+    with pytest.raises(CheckpointError, match=r"5\.up_proj\.qzeros") as error:
         prepare(source, LAYOUT, SHAPE, "cpu", readers=threads)
     assert error.value.__notes__ == ["while loading expert 5 of 12"]
     assert readers() == []
@@ -112,3 +113,26 @@ def test_closing_early_ends_the_threads() -> None:
     running.close()
     assert readers() == []
     assert len(begun) < 100_000
+
+
+def test_torchs_own_threads_are_put_aside_meanwhile() -> None:
+    """One while anybody loads; afterwards as many as before, also in a thread that came in between."""
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+
+    def other() -> None:
+        assert list(each(lambda _: seen.append(torch.get_num_threads()), range(2), 1)) == [0, 1]
+        seen.append(torch.get_num_threads())
+
+    try:
+        outer = each(lambda _: None, range(2), 1)
+        next(outer)
+        assert torch.get_num_threads() == 1
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        outer.close()
+        assert torch.get_num_threads() == 3
+        assert seen == [1, 1, 3]
+    finally:
+        torch.set_num_threads(before)

@@ -95,8 +95,7 @@ def test_a_file_that_was_cut_is_told_with_its_tensor(tiny: Path, tmp_path: Path)
     whole = path.read_bytes()
     os.truncate(path, len(whole) // 2)
     with pytest.raises(CheckpointError, match="changed since its header was read"):
-        for expert in range(16):
-            source.read_rows(expert, 32)
+        [source.read_rows(expert, 32) for expert in range(16)]
     path.write_bytes(whole)
     assert source.read_rows(0, 32).gate.words.shape == (32, 128)
 
@@ -112,7 +111,7 @@ def test_identity_follows_the_weights(tiny: Path, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes())
     assert copy.digest != original.digest
     path.unlink()
-    with pytest.raises(CheckpointError, match="model.safetensors"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         _ = copy.digest
 
 

@@ -54,6 +54,7 @@ struct Cut {
   static constexpr bool kList = false, kUnitRuns = false, kWhole = false;
 #endif
   static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRoundSlots = SPECIALISED ? 1 : kWarps / kRanges * kStepSlots;  // specialised: one round
   static constexpr int kKept = kRanges == 1 ? 1 : kRuns;  // sums of a slot that are added up at the end
   static constexpr int kBlocks = MOE_W2_BLOCKS;
 };
@@ -89,7 +90,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
   const int served = TOKENS == 1 ? 1 : min(tokens - token, TOKENS), slots = served * TOP_K;
   intermediate += (u64)token * TOP_K * INNER, ids += token * TOP_K, weights += token * TOP_K, out += (u64)token * HIDDEN;
 
-  for (int round = 0; round < (SPECIALISED ? 1 : slots); round += C::kWarps / C::kRanges * kStepSlots) {
+  for (int round = 0; round < (SPECIALISED ? 1 : slots); round += C::kRoundSlots) {
     // the places of a step: slots from `first` on and their runs from `begin` on, or list items
     const int first = C::kList ? warp * kStepSlots : round + warp / C::kRanges * kStepSlots;
     const int begin = C::kList ? 0 : warp % C::kRanges * C::kWarpRuns;

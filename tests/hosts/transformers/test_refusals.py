@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from sm70_moe.engines.transformers import Sm70MoeExperts, flips, use_sm70_moe
-from sm70_moe.errors import AdmissionRefused, CheckpointError
+from sm70_moe.engines.transformers.quantizer import device_of, require_one_rank
+from sm70_moe.errors import AdmissionRefused, BackendError, CheckpointError
 
 EXPERTS = "model.layers.1.mlp.experts"
 
@@ -155,3 +157,19 @@ def test_a_state_dict_is_refused(make: Callable[..., Any]) -> None:
     tensors = load_file(folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="state_dict"):
         Qwen3MoeForCausalLM.from_pretrained(None, config=use_sm70_moe(folder), state_dict=tensors)
+
+
+def test_tensor_parallelism_of_the_host_is_refused() -> None:
+    """However the version says it: a size on the model, or a config that asks for it."""
+    with pytest.raises(BackendError, match="2"):
+        require_one_rank(SimpleNamespace(_tp_size=2, config=SimpleNamespace()))
+    with pytest.raises(BackendError):
+        require_one_rank(SimpleNamespace(_tp_size=None, config=SimpleNamespace(distributed_config={"tp_size": 4})))
+    require_one_rank(SimpleNamespace(_tp_size=None, config=SimpleNamespace()))
+
+
+def test_an_offloaded_block_is_refused() -> None:
+    """Its device is no place for banks."""
+    model = torch.nn.ModuleDict({"mlp": torch.nn.Linear(8, 8, device="meta")})
+    with pytest.raises(BackendError, match="mlp"):
+        device_of(model, "mlp.experts")

@@ -80,6 +80,8 @@ def test_tokens_equal_those_of_the_dequantised_model(
     supported(family)
     twins = make(family)
     ours, plain = load(twins.packed, dtype), load(twins.plain, dtype, plain=True)
+    experts = [sum(isinstance(module, Sm70MoeExperts) for module in model.modules()) for model in (ours, plain)]
+    assert experts == [2, 0]
     found = compare(plain, ours)
     print(f"{family} {dtype}: {found}")
     assert found.differences == []
@@ -122,3 +124,13 @@ def test_a_real_quantisers_checkpoint_loads_and_generates(load: Callable[..., An
     out = model.generate(torch.arange(10)[None], max_new_tokens=8, do_sample=False)
     assert out.shape == (1, 18)
     assert service_of(model).summary().supported == 2
+
+
+def test_the_comparison_sees_a_planted_fault(make: Callable[..., Any], edit: Callable[..., Path], load: Any) -> None:
+    """Zeros that are off by one in every eighth column of one expert is above the bound for FP32."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.mlp.experts.0.gate_proj.qzeros"] ^= 1
+
+    found = compare(load(make().plain, torch.float32, plain=True), load(edit(change), torch.float32))
+    assert found.noise > 10 * NOISE[torch.float32]

@@ -48,11 +48,15 @@ def test_two_ranks_generate_what_one_does(experts_only, tmp_path, reference, jou
     assert [tuple(fact[name] for name in parallel) for fact in facts] == expected
 
 
-def test_a_compiled_engine_generates_the_same(experts_only, tmp_path, reference):
-    """Dynamo traces `apply` here: one opaque operator, no file access, no break."""
-    found = generate(experts_only.write(tmp_path / "m"), enforce_eager=False)
-    real, _ = reference.differences(tokens_in(found))
-    assert real == []
+def test_a_compiled_engine_generates_the_same(engine, experts_only, tmp_path, reference, tokens):
+    """Dynamo traces `apply` here: one opaque operator, no file access, no break. One process, to look inside."""
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    found = tokens(engine(experts_only.write(tmp_path / "m"), enforce_eager=False))
+    assert reference.differences(found) == ([], [])
+    assert counters["stats"]["calls_captured"] > 0
+    assert dict(counters["graph_break"]) == {}
 
 
 def test_a_worker_s_refusal_is_in_the_output(experts_only, tmp_path):

@@ -29,7 +29,8 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     for line in [*PROJECT["project"]["dependencies"], *(line for extra in extras.values() for line in extra)]:
         requirement = Requirement(line)
-        if requirement.name == "cuda-bindings":  # 12 or 13, as the driver is: two extras that exclude each other
+        # cuda-bindings is 12 or 13, as the driver is; a host has an environment for each version that is tried
+        if requirement.name in ("cuda-bindings", "transformers"):
             continue
         assert requirement.specifier.contains(PINS[requirement.name]), line
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,12 +13,13 @@ from sm70_moe.grouping import matrix_group
 from sm70_moe.weights.checkpoint import Checkpoint, CheckpointLayer
 from sm70_moe.weights.codes import ExpertCodes
 from sm70_moe.weights.decoding import decode, decode_rows
-from sm70_moe.weights.formats import AWQ, VALUES
+from sm70_moe.weights.formats import AWQ, VALUES, Axis, Format, Part, Spans
 from sm70_moe.weights.names import MATRICES
 from sm70_moe.weights.pieces import fetch, opened
 from sm70_moe.weights.provenance import layer_digest
 from sm70_moe.weights.reading import Decode, Form, MatrixPart, Reader, matrices
 from sm70_moe.weights.rows import ExpertRows
+from sm70_moe.weights.shapes import whole
 from sm70_moe.weights.shard import Share, covering_groups, source_groups
 
 
@@ -68,7 +69,7 @@ class CheckpointSource:
     def read(self, expert: int, group: int) -> ExpertCodes:
         """Codes of this rank's `expert` (0 is its first).
 
-        Raises BackendError for a group that does not fit, and CheckpointError naming the tensor for
+        Raises BackendError for a group or expert that does not fit, and CheckpointError naming the tensor for
         values that the format does not allow or that FP16 cannot hold.
         """
         return ExpertCodes(*self._three(expert, group, decode))
@@ -79,10 +80,12 @@ class CheckpointSource:
 
     def fetch(self, expert: int) -> None:
         """Let the system read an expert's bytes ahead."""
+        _require_expert(expert, self.experts)
         number, pieces = self.share.experts[expert], self._reader.pieces
         fetch(self._reader.headers, (piece for part in self._parts for piece in pieces(number, part).values()))
 
     def _three(self, expert: int, group: int, form: Decode[Form]) -> Iterator[Form]:
+        _require_expert(expert, self.experts)
         with opened(self._reader.headers) as files:
             for part in self._parts:
                 yield self._reader.matrix(files, self.share.experts[expert], part, group, form)
@@ -127,8 +130,8 @@ class TensorSource:
         if self.group < 1 and self.group != -1:
             raise BackendError(f"group {self.group}; accepted is a positive number of rows, or -1")
         if self.w2_offset < 0 or 0 < self.group <= self.w2_offset:
-            last = "" if self.group == -1 else f" to {self.group - 1}, within a group of {self.group} rows"
-            raise BackendError(f"w2_offset {self.w2_offset}; accepted is 0{last or ' or more'}")
+            last = "or more" if self.group == -1 else f"to {self.group - 1}, rows within a group of {self.group}"
+            raise BackendError(f"w2_offset {self.w2_offset}; accepted is 0 {last}")
         for matrix in ("w13", "w2"):
             for part, stack in self._stacks(matrix):
                 if stack is not None and len(stack) != self.experts:
@@ -138,9 +141,7 @@ class TensorSource:
                     )
 
     @classmethod
-    def of(
-        cls, form: Format, tensors: Mapping[str, Stack | None], *, group: int, w2_offset: int = 0
-    ) -> TensorSource:
+    def of(cls, form: Format, tensors: Mapping[str, Stack | None], *, group: int, w2_offset: int = 0) -> TensorSource:
         """From tensors by the names that the format has for them: "w13_weight_packed", "w2_qzeros", ...
 
         Zeros may be missing or None. Raises BackendError for another name and for one that is missing.
@@ -183,7 +184,8 @@ class TensorSource:
             raise BackendError("the weights were released once their banks were complete, or there were none")
         _require_expert(expert, self.experts)
         hidden, inner = self._rows("w13", expert), self._rows("w2", expert)
-        _require_words("w2", range(inner))
+        for name, size in (("w13", hidden), ("w2", inner)):
+            _require_words(name, range(size))
         # one group per column goes on to the rank's last row, wherever it began
         upper, lower = matrix_group(self.group, hidden), matrix_group(self.group, self.w2_offset + inner)
         if hidden % upper:
@@ -240,6 +242,6 @@ def _require_words(name: str, columns: range) -> None:
         )
 
 
-def _require_shape(name: str, tensor: torch.Tensor | None, *shape: int) -> None:
-    if tensor is not None and tensor.shape != shape:
+def _require_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
         raise CheckpointError(f"{name}: shape {list(tensor.shape)} of an expert; accepted is {list(shape)}")

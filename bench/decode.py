@@ -61,13 +61,14 @@ class Plan:
     volta: bool
     special: bool
     warps: dict[int, int]
+    quads: int = 2
 
     def w13(self, tokens: int) -> tuple[str, tuple[int, int], int]:
         most = 1 if tokens == 1 else 4 if tokens <= 4 else 8
         halves = not self.volta and most <= 4
         octets_each = 1 if self.volta or halves else 2
-        units = (2 if halves else 1) * 4 * (4 if self.volta else 2)
-        warps = min(16, up(self.shape.hidden // 32, units)) if self.special else 8
+        units = (2 if halves else 1) * 4 * (4 if self.volta else self.quads)
+        warps = min(16 if self.quads == 2 or self.volta else 20, up(self.shape.hidden // 32, units)) if self.special else 8
         return f"w13_{most}", (up(self.shape.inner // 4, octets_each), tokens * self.shape.top_k), 32 * warps
 
     def w2(self, tokens: int) -> tuple[str, tuple[int, int], int]:
@@ -182,7 +183,7 @@ class Decode:
         table = json.loads((Path(__file__).parent / "variants.json").read_text())["decode_w2"].get(variants[1], {})
         text = table.get("W2_WARPS")
         warps = {m: eval(c_to_python(text), {"TOKENS": m}) for m in (1, 2, 4)} if text else {}
-        self.plan = Plan(bank.shape, volta, geometry != "runtime", warps)
+        self.plan = Plan(bank.shape, volta, geometry != "runtime", warps, 1 if variants[0] == "vq" else 2)
         self.kernels = {f"w13_{m}": Kernel(cuda, modules[0], f"w13_{m}", KINDS13, carveout) for m in (1, 4, 8)}
         self.kernels |= {f"w2_{m}": Kernel(cuda, modules[1], f"w2_{m}", KINDS2, carveout) for m in (1, 2, 4)}
 
@@ -359,6 +360,23 @@ def glance(name: str, decode: Decode) -> None:
                 print("    ", where, [(float(a[tuple(w)]), float(b[tuple(w)])) for w in where],
                       "columns", torch.bincount(off.nonzero()[:, -1] % 16, minlength=16).tolist(), flush=True)
                 note(f"glance {name} M={m} {what}", False)
+
+
+def quick(cuda: Cuda) -> None:
+    """Enough to trust times."""
+    start = time.time()
+    bank = Bank(FIRST, 1, every=False)
+    base = Decode(cuda, "first", 0, 4, False, bank)
+    glance("own", base)
+    check_rows("first", base)
+    check_repeat("first", base, 50)
+    for source, found in json.loads((Path(__file__).parent / "variants.json").read_text()).items():
+        for v, macros in found.items():
+            if "SKIP" not in macros and "W13_QUADS" not in macros:
+                check_alike(cuda, f"{source} {v}", base, "first", 0, 4, False, (v, "") if source == "decode_w13" else ("", v))
+            if "W13_QUADS" in macros:
+                glance(v, Decode(cuda, "first", 0, 4, False, bank, (v, "")))
+    print(f"quick {len(CHECKS)} wrong {sum(not good for _, good in CHECKS)} in {time.time() - start:.0f} s", flush=True)
 
 
 def check(cuda: Cuda) -> None:
@@ -646,6 +664,8 @@ def main() -> None:
         return rehearse()
     cuda = Cuda()
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    if "quick" in sys.argv:
+        section(lambda: quick(cuda))
     if "check" in sys.argv:
         section(lambda: check(cuda))
     if "time" in sys.argv:

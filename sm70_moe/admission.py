@@ -207,7 +207,11 @@ class _Case:
                 name,
                 "flag",
                 Outcome.OFF if flag.state is FlagState.OFF else Outcome.FELL_BACK if lenient else Outcome.REFUSED,
-                (Finding.failed("flag", Reason.FLAG_UNDECLARED, has, name, f"policy {self.policy.name} has other flags"),),
+                (
+                    Finding.failed(
+                        "flag", Reason.FLAG_UNDECLARED, has, name, f"policy {self.policy.name} has other flags"
+                    ),
+                ),
                 flag.state.value,
                 flag.source,
             )

@@ -58,7 +58,9 @@ class LayerFacts:
             value = getattr(self, name)
             # exactly: a bool is no number, and numpy's or torch's values do not survive a record
             if value is not None and type(value) is not kind:
-                raise FactsError(f"fact {name}={value!r} is a {type(value).__name__}; accepted: {kind.__name__} or None")
+                raise FactsError(
+                    f"fact {name}={value!r} is a {type(value).__name__}; accepted: {kind.__name__} or None"
+                )
         for name in ("max_sequences", "speculative_width"):
             value = getattr(self, name)
             if value is not None and value < 1:

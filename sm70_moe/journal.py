@@ -97,7 +97,6 @@ class Journal:
         if self.path is not None and not self._failed:
             self._append(json.dumps({"event": name, **record}, separators=(",", ":")).encode() + b"\n")
 
-
     def _append(self, line: bytes) -> None:
         """Write a line; a file that fails later on is given up with one event, since decisions must go on."""
         assert self.path is not None

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sm70_moe.admission import Admission, admit
+from sm70_moe.agreement import SECONDS, agree
 from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status
 from sm70_moe.drift import Origin, Present, drift
 from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, Sm70MoeError
@@ -30,6 +31,8 @@ from sm70_moe.policy import Policy, choose_policy, load_policies, load_policy
 from sm70_moe.settings import Settings
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from sm70_moe.layer import MoELayer
     from sm70_moe.weights.codes import WeightSource
 
@@ -145,6 +148,21 @@ class AdmissionService:
         made = MoELayer(plan, banks, backends)
         release(weights)
         return made
+
+    def agree(self, group: dist.ProcessGroup | None = None, *, seconds: float = SECONDS) -> tuple[Plan, ...]:
+        """Agree with the other ranks of a group on all plans so far; call it on every rank, before a kernel runs.
+
+        Plans in which features were taken back replace the service's own and go to the journal.
+        Raises what `agreement.agree` raises.
+        """
+        agreed = agree(self.plans(), group, seconds=seconds)
+        for plan in agreed:
+            with self._lock:
+                changed = self._plans[plan.layer].digest != plan.digest
+                self._plans[plan.layer] = plan
+            if changed:
+                self._journal.admitted(plan.admission)
+        return agreed
 
     def plans(self) -> tuple[Plan, ...]:
         """All plans so far, in order of admission."""

@@ -37,7 +37,12 @@ class Known:
 
 
 SETTINGS = (
-    Known("policy", ("SM70_MOE_POLICY",), "Name of a shipped policy, path of a policy file, or a folder of policies beside the shipped ones.", "by geometry"),
+    Known(
+        "policy",
+        ("SM70_MOE_POLICY",),
+        "Name of a shipped policy, path of a policy file, or a folder of policies beside the shipped ones.",
+        "by geometry",
+    ),
     Known("journal", ("SM70_MOE_JOURNAL",), "Path of the decision journal.", "no journal"),
     Known("cache", ("SM70_MOE_CACHE",), "Folder of prepared banks, read and written.", "no cache"),
     Known("strict", ("SM70_MOE_STRICT",), "`1`: unknown and retired variables are errors.", "`0`"),

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sm70_moe import machine as machine_module
+from sm70_moe.agreement import without
 from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, SettingsError, Sm70MoeError
 from sm70_moe.policy import load_policy, parse_policy, policies_folder, shipped_policies
@@ -236,3 +237,14 @@ def test_an_injected_policy_does_not_drift(monkeypatch: pytest.MonkeyPatch, tmp_
     service = AdmissionService(settings(), policy="./own.toml", machine=fake_machine())
     monkeypatch.chdir("/")
     assert all(f.status is not Status.FAIL for f in service.drift())
+
+
+def test_agreed_plans_replace_the_services_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the ranks fall back to is what the service keeps, runs and writes down."""
+    service = AdmissionService(settings(), machine=fake_machine())
+    plan = service.admit(facts())
+    other = without(plan, ["qpn_m1"])
+    monkeypatch.setattr("sm70_moe.service.agree", lambda plans, group, seconds: (other,))
+    assert service.agree() == (other,)
+    assert service.admit(facts()) is other
+    assert service.summary().admitted["qpn_m1"] == 0

@@ -92,7 +92,9 @@ def own_names(draft: Draft) -> Iterator[Fault]:
     taken = {name for row in SETTINGS for name in row.names}
     for feature, declared in draft.features.items():
         if own_name(feature) in taken:
-            yield Fault(("features", feature), shown(feature), f"another name: {own_name(feature)} is a setting", "name")
+            yield Fault(
+                ("features", feature), shown(feature), f"another name: {own_name(feature)} is a setting", "name"
+            )
         for place, name in enumerate(declared.env):
             if not name.startswith(PREFIXES):
                 accepted = f"a name that begins with {' or '.join(PREFIXES)}"

@@ -202,7 +202,7 @@ def test_scales_with_a_row_too_few_stop_the_facts_too(alter: Alter) -> None:
         ({"moe_intermediate_size": 64}, {}, ["intermediate", "64", "96"]),
         ({"num_experts": 2}, {}, ["experts", "2", "3"]),
         ({"num_experts": 4}, {}, [f"{LAYER}.3.gate_proj.qweight"]),
-        ({"num_experts": 10**12}, {}, [f"{LAYER}.3.gate_proj.qweight"]),
+        ({"num_experts": 10**9}, {}, [f"{LAYER}.3.gate_proj.qweight"]),
         ({}, {"group_size": 16}, ["group 16", "64 / 16 = 4"]),
         ({}, {"group_size": -1}, ["group 64", "64 / 64 = 1"]),
     ],
@@ -352,3 +352,30 @@ def test_one_odd_layer_does_not_hide_the_others(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(folder)
     assert [layer.complete for layer in checkpoint.layers] == [True, False]
     checkpoint.check(checkpoint.layers[0])
+
+
+@pytest.mark.parametrize("rows", [0, 64])
+@pytest.mark.parametrize("group", [-1, 32])
+def test_tensors_without_rows_or_columns_are_refused(alter: Alter, rows: int, group: int) -> None:
+    """Whatever the group; the tensor is named with its shape."""
+
+    def empty(arrays: dict[str, Any]) -> None:
+        for name in arrays:
+            if ".experts." in name:
+                arrays[name] = np.zeros((rows, 0), arrays[name].dtype)
+
+    told = refusal(alter(empty, quantization={"group_size": group}))
+    assert f"{LAYER}.0.up_proj" in told
+    assert f"[{rows}, 0]" in told
+
+
+def test_a_stack_without_experts_is_refused(alter: Alter) -> None:
+    """Its first dimension is 0."""
+
+    def stack(arrays: dict[str, Any]) -> None:
+        for name in [name for name in arrays if ".experts." in name]:
+            del arrays[name]
+        for name in ("gate_up_proj", "down_proj"):
+            arrays[f"{LAYER}.{name}"] = np.zeros((0, 64, 64), np.float16)
+
+    assert "0 experts" in refusal(alter(stack))

@@ -97,6 +97,13 @@ def test_aliases_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         ({"quantization_config": {**AWQ, "ignore": [1]}}, ["ignore", "1"]),
         ({"quantization_config": {**AWQ, "ignore": ["re:("]}}, ["'('"]),
         ({"quantization_config": {**AWQ, "layers": {"a": {"bits": "4"}}}}, ["layers.a.bits", "'4'"]),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, ["num_experts_per_tok", "9", "8"]),
+        ({"num_experts_per_tok": 2**16 + 1}, ["num_experts_per_tok", "65537", "65536"]),
+        ({"num_local_experts": 10**12}, ["num_local_experts", str(10**12)]),
+        ({"moe_intermediate_size": [0, 0]}, ["moe_intermediate_size", "0"]),
+        ({"text_config": {"moe_topk": -1}}, ["text_config.moe_topk", "-1"]),
+        ({"moe_topk": 0, "text_config": {}}, ["moe_topk", "0"]),
+        ({"swiglu_limit": 10**400}, ["swiglu_limit"]),
         ([], ["[]"]),
     ],
 )
@@ -236,3 +243,40 @@ def test_entries_for_single_experts(tmp_path: Path, skip: list[str], expected: s
     rules = read(tmp_path, {"quantization_config": {**AWQ, "modules_to_not_convert": skip}}).quantization
     found = rules.of_layer("model.layers.0.mlp.experts", range(2), ("gate_proj", "up_proj", "down_proj"))
     assert found.format == expected
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**31, 10**30])
+@pytest.mark.parametrize(
+    "name",
+    ["hidden_size", "moe_intermediate_size", "intermediate_size", "n_routed_experts", "moe_k", "num_hidden_layers"],
+)
+def test_absurd_counts_are_refused_by_name(tmp_path: Path, name: str, value: int) -> None:
+    """Before anything is sized by them."""
+    with pytest.raises(CheckpointError) as caught:
+        read(tmp_path, {name: value})
+    for text in ("config.json", name, str(value), "from 1 to"):
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000])
+def test_a_config_that_is_nested_too_deeply(tmp_path: Path, text: str) -> None:
+    """It is named, instead of ending the program."""
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match="nested"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("depth", [200, 900])
+def test_a_value_is_shown_shortly_however_deep_it_is(tmp_path: Path, depth: int) -> None:
+    """Values that Python could read but not print."""
+    (tmp_path / "config.json").write_text('{"hidden_size":' + "[" * depth + "]" * depth + "}")
+    with pytest.raises(CheckpointError) as caught:
+        read_config(tmp_path)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_method_that_is_not_read_has_no_fault(tmp_path: Path) -> None:
+    """What its lists hold is taken as far as it is understood: the layer is refused by its format."""
+    rules = read(tmp_path, {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(", "lm_head"]}}).quantization
+    assert rules.base.format == "fp8"
+    assert rules.skips("lm_head")

@@ -99,6 +99,9 @@ def test_tensors_may_be_named_in_any_order(tmp_path: Path) -> None:
         ({"a": entry("I32", [2], 0, 8), "b": entry("I32", [2], 4, 12)}, 12, ["tensor b", "overlaps a"]),
         ({"a": entry("I32", [2], 0, 8), "b": entry("I32", [2], 12, 20)}, 20, ["tensor b", "hole after a"]),
         ({"a": entry("I32", [2], 4, 12)}, 12, ["tensor a", "hole after the header"]),
+        ({"a": entry("I32", [2**62] * 100, 0, 16)}, 16, ["tensor a", "100 dimensions", "64"]),
+        (b'{"a":{"x":' + b"[" * 20_000 + b"]" * 20_000 + b"}}", 0, ["nested"]),
+        (b'{"a":' + b"[" * 20_000 + b"]" * 20_000 + b"}", 0, ["nested"]),
         (b"{", 0, ["JSON"]),
         (b"[1]", 0, ["JSON"]),
         (b"\xff\xfe", 0, ["JSON"]),
@@ -231,3 +234,23 @@ def test_nothing_of_the_header_path_imports_torch_or_numpy(tiny: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "file", ["", ".", "..", "../x", "/etc/passwd", "a/b", "a\\b", "x\0y", "x\ny", "x" * 256, "ä" * 128]
+)
+def test_a_shard_stays_in_its_folder(tmp_path: Path, file: str) -> None:
+    """Names that lead elsewhere, or that no file system takes, are told with the index."""
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(CheckpointError) as caught:
+        read_headers(tmp_path)
+    for text in (str(tmp_path / INDEX), repr(file[:80])):
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["metadata", "weight_map"])
+def test_an_index_that_is_nested_too_deeply(tmp_path: Path, key: str) -> None:
+    """Anywhere in it."""
+    (tmp_path / INDEX).write_text(f'{{"{key}":' + "[" * 20_000 + "]" * 20_000 + "}")
+    with pytest.raises(CheckpointError, match=INDEX):
+        read_headers(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sm70_moe.errors import CheckpointError
 from sm70_moe.weights.checkpoint import Checkpoint
 from sm70_moe.weights.headers import TensorEntry
 from sm70_moe.weights.names import SCHEMES, Census, Scheme, group_by_layer, layer_index, neighbours
@@ -155,3 +156,35 @@ def test_a_number_beyond_the_models_layers_is_noted(alter: Callable[..., Path]) 
     checkpoint = Checkpoint.open(alter(add))
     assert [layer.index for layer in checkpoint.layers] == [0, 1]
     assert [len(layer.notes) for layer in checkpoint.layers] == [0, 1]
+
+
+@pytest.mark.parametrize("digits", ["²", "\u0661", "007", "9" * 5000, "1234567890"])
+@pytest.mark.parametrize("head", ["model.layers.0.mlp.experts.", "model.layers."])
+def test_a_number_that_is_none_is_refused_by_name(alter: Callable[..., Path], head: str, digits: str) -> None:
+    """Digits of other scripts, leading zeros, and thousands of digits, in experts and in layers."""
+    place = f"{head}0."
+
+    def rename(arrays: dict[str, Any]) -> None:
+        for name in [name for name in arrays if name.startswith(place)]:
+            arrays[f"{head}{digits}.{name.removeprefix(place)}"] = arrays.pop(name)
+
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(alter(rename))
+    assert f"{head}{digits[:40]}" in str(caught.value)
+
+
+def test_a_layer_without_a_name(alter: Callable[..., Path]) -> None:
+    """ ".experts.0..." is a layer called "experts", and nothing stands beside it."""
+
+    def rename(arrays: dict[str, Any]) -> None:
+        for name in [name for name in arrays if ".experts." in name]:
+            arrays[name.removeprefix("model.layers.0.mlp")] = arrays.pop(name)
+
+    (layer,) = Checkpoint.open(alter(rename)).layers
+    assert (layer.name, layer.beside) == ("experts", ())
+
+
+def test_layers_that_differ_in_a_dot_stay_apart() -> None:
+    """No tensor of one is taken for one of the other."""
+    tails = dict.fromkeys(("a.experts.0.up_proj.weight", ".a.experts.0.up_proj.weight"), TensorEntry())
+    assert sorted(group_by_layer([tails])[0]) == [".a.experts", "a.experts"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from sm70_moe.agreement import agree
 from sm70_moe.engines.arrivals import ArrivedSource
 from sm70_moe.engines.vllm.names import SECTION
 from sm70_moe.engines.vllm.options import read_settings
@@ -13,9 +12,7 @@ from sm70_moe.errors import BackendError
 from sm70_moe.explanation import obstacle_text
 from sm70_moe.facts import LayerFacts
 from sm70_moe.layer import MoELayer
-from sm70_moe.memory import backend
 from sm70_moe.plan import Plan
-from sm70_moe.preparation import prepare_banks
 from sm70_moe.service import AdmissionService
 
 PLANS = f"{SECTION}.plans"
@@ -54,17 +51,11 @@ class Engine:
         self._agree()
         if layer not in self._waiting:
             raise BackendError(f"{layer}: its banks are made; weights cannot be loaded a second time")
-        made = self._made(self._waiting.pop(layer), source, device)
+        made = self.service.layer(self._waiting.pop(layer).admission.facts, source, device=device)
         if not self._waiting:
             self.service.close()
             self.closed = True
         return made
-
-    def _made(self, plan: Plan, source: ArrivedSource, device: str) -> MoELayer:
-        facts = plan.admission.facts
-        if self.service.admit(facts).digest == plan.digest:
-            return self.service.layer(facts, source, device=device)
-        return fallen_back(plan, source, device)
 
     def _agree(self) -> None:
         if self._agreed:
@@ -72,7 +63,8 @@ class Engine:
         self._agreed = True
         group = rank_group()
         if group is not None:
-            self._waiting = {plan.layer: plan for plan in agree(tuple(self._waiting.values()), group)}
+            agreed = {plan.layer: plan for plan in self.service.agree(group)}
+            self._waiting = {layer: agreed[layer] for layer in self._waiting}
         self._note_plans()
 
     def _note_plans(self) -> None:
@@ -84,13 +76,6 @@ class Engine:
         additional = self.host.additional_config
         if isinstance(additional, dict):
             additional[PLANS] = hashlib.sha256(digests.encode()).hexdigest()
-
-
-def fallen_back(plan: Plan, source: ArrivedSource, device: str) -> MoELayer:
-    """The layer of a plan that the ranks agreed on, which is not the service's own."""
-    backends = {route.backend: backend(plan.admission, route.backend) for route in plan.routes}
-    banks = prepare_banks(plan, source, backends[plan.routes[-1].backend], device)
-    return MoELayer(plan, banks, backends)
 
 
 def reasons(plan: Plan) -> str:

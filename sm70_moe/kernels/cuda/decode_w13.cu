@@ -21,7 +21,10 @@ constexpr int kMostUnits = 512;  // H up to 16,384: what the sums of a block tak
 #endif
 
 // Steps of four units in a part. Volta: more loads for each warp, as its step takes one octet only.
-constexpr int kQuads = QUADPAIR ? 4 : 2;
+#ifndef MOE_W13_QUADS
+#define MOE_W13_QUADS (QUADPAIR ? 4 : 2)
+#endif
+constexpr int kQuads = MOE_W13_QUADS;
 constexpr int kPartUnits = 4 * kQuads;
 constexpr int kMostParts = divide_up(kMostUnits, kPartUnits);
 
@@ -33,7 +36,7 @@ constexpr int kMostParts = divide_up(kMostUnits, kPartUnits);
 #define MOE_SKIP 0  // experiments: 1 leaves out the product, 2 the last sum
 #endif
 #ifndef MOE_W13_EARLY
-#define MOE_W13_EARLY (QUADPAIR || TOKENS > 4 ? 2 : 4)
+#define MOE_W13_EARLY (QUADPAIR || TOKENS > 4 ? 2 : 4 * kQuads)
 #endif
 
 // How a block of up to TOKENS tokens is cut.
@@ -49,8 +52,9 @@ struct Cut {
   static constexpr int kColumns = TOKENS == 1 ? 1 : kHalves ? 4 : 8;  // tokens that sums are kept for
   static constexpr int kRows = 8 * kOctets;
 #if SPECIALISED
+  static constexpr int kMostWarps = kQuads == 1 ? 20 : 16;
   static constexpr int kNeeded = divide_up(kMostUnits, kWarpUnits);
-  static constexpr int kWarps = kNeeded < 16 ? kNeeded : 16;
+  static constexpr int kWarps = kNeeded < kMostWarps ? kNeeded : kMostWarps;
   static constexpr bool kWhole = kWarps * kWarpUnits == kMostUnits;  // one round, nothing past the end
 #else
   static constexpr int kWarps = 8;
@@ -59,7 +63,7 @@ struct Cut {
   static constexpr int kThreads = 32 * kWarps;
   // Blocks a multiprocessor should hold at least: what the compiler is told to keep registers low for.
   static constexpr int kBlocks = MOE_W13_BLOCKS;
-  static constexpr int kEarly = MOE_W13_EARLY;  // operands that are loaded before they are used: 1 to 4
+  static constexpr int kEarly = MOE_W13_EARLY;  // operands that are loaded before the first is used
   // token and part (0 or 1) of a column of the tensor-core step
   __device__ static int token(int column) { return kHalves ? column & 3 : column; }
   __device__ static int half(int column) { return kHalves ? column >> 2 : 0; }
@@ -77,44 +81,66 @@ __device__ __forceinline__ float silu(float gate) {
   return gate > 65504.0f ? gate : better;
 }
 
+// Finds the slots of every token that chose this block's expert, as bits; false if an earlier slot has
+// the same id, whose block serves this one too. One warp does it for the block: it is sixty instructions.
+template <int TOKENS>
+__device__ __forceinline__ bool scan(const int* ids, int expert, int slot, int slots, int top_k, u32* chosen) {
+  constexpr int kWords = SPECIALISED ? divide_up(TOKENS * TOP_K, 32) : TOKENS;  // k up to 31
+  const int lane = lane_id();
+  u32 mine = 0, earlier = 0;  // lane t: slots of token t
+#pragma unroll
+  for (int w = 0; w < kWords; w++) {
+    const int i = 32 * w + lane;
+    const u32 same = __ballot_sync(~0u, (i < slots ? ids[i] : -1) == expert);
+    const int ahead = lane * TOP_K - 32 * w;
+    mine |= shift_right(same, ahead) | shift_left(same, -ahead);
+    earlier |= same & ~shift_left(~0u, max(slot - 32 * w, 0));
+  }
+  if (lane < Cut<TOKENS>::kColumns) chosen[lane] = mine & ~shift_left(~0u, TOP_K);
+  return !earlier;
+}
+
 template <int TOKENS>
 __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* words, const void* groups,
                                     const void* zeros, u16* intermediate, int tokens, int top_k, int hidden, int inner,
                                     int experts, int group) {
   using C = Cut<TOKENS>;
   __shared__ float sums[kMostParts][C::kRows][C::kColumns];
-  __shared__ u32 chosen[C::kColumns];  // for each token, the slots that chose this expert
-  const int lane = lane_id(), warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
+  __shared__ u32 chosen[C::kColumns];
+  __shared__ bool leader;
+  const int warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
   const int tile = blockIdx.x, slot = blockIdx.y;
   const int units = HIDDEN / 32, parts = (units + kPartUnits - 1) / kPartUnits;
-
   const int expert = ids[slot];
-  u16* const result = intermediate + tile * (C::kRows / 2);
-  const bool valid = (u32)expert < (u32)experts;
-  u32 active = 1;  // tokens that chose this expert
-  if (TOKENS > 1) {
-    constexpr int kWords = SPECIALISED ? divide_up(TOKENS * TOP_K, 32) : TOKENS;  // k up to 32
-    u32 mine = 0, earlier = 0;  // lane t: slots of token t; earlier slots with this expert
+
+  // Activations of this lane's column, a word's worth each: kEarly of them before they are needed.
+  uint4 operand[4 * kQuads];
+  int unit = (warp * C::kWarpParts + C::half(row)) * kPartUnits + quad;
+  const u16* activations = x + unit * 32;
+  auto load = [&](int i) {
+    operand[i] = read_activations(activations + i / 4 * 128 + i % 4 * 8, C::kWhole || unit + i / 4 * 4 < units);
+  };
+  if (TOKENS == 1 && C::kWhole) {
 #pragma unroll
-    for (int w = 0; w < kWords; w++) {
-      const int i = 32 * w + lane;
-      const u32 same = __ballot_sync(~0u, (i < tokens * TOP_K ? ids[i] : -1) == expert);
-      const int ahead = lane * TOP_K - 32 * w;
-      mine |= shift_right(same, ahead) | shift_left(same, -ahead);
-      earlier |= same & ~shift_left(~0u, max(slot - 32 * w, 0));
-    }
-    mine &= ~shift_left(~0u, TOP_K);
-    if (valid && earlier) return;
-    active = __ballot_sync(~0u, mine);
-    if (warp == 0 && lane < C::kColumns) chosen[lane] = mine;
+    for (int i = 0; i < 4 * kQuads; i++) load(i);
   }
-  if (!valid) {
-    if (threadIdx.x < C::kRows / 2) result[(u64)slot * INNER + threadIdx.x] = 0;
+
+  if ((u32)expert >= (u32)experts) {
+    if (threadIdx.x < C::kRows / 2) intermediate[slot * INNER + tile * (C::kRows / 2) + threadIdx.x] = 0;
     return;
+  }
+  if (TOKENS > 1) {
+    // (Volta: by all warps, since a vote under a condition that the compiler cannot follow becomes a call.)
+    if (QUADPAIR || warp == 0) leader = scan<TOKENS>(ids, expert, slot, tokens * TOP_K, top_k, chosen);
+    __syncthreads();
+    if (!leader) return;
+    // Columns of tokens that did not choose the expert take the activations of one that did: nobody reads
+    // their sums.
+    const int token = chosen[C::token(row)] ? C::token(row) : slot / TOP_K;
+    activations += (u32)token * HIDDEN;
   }
 
   const Matrix matrix = Matrix::of(words, groups, zeros, expert, units, 2 * INNER, GROUP);
-  const bool serves = active >> C::token(row) & 1;
   for (int round = 0; round < parts; round += C::kWarps * C::kWarpParts) {
     const int first = round + warp * C::kWarpParts;
     // one octet: a set is a part; two octets: a set is an octet
@@ -133,35 +159,31 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
     }
     let_next_start();
 
-    // Brings this warp's activations into L1, a sector a lane, while the weights are on their way; then
-    // each operand is loaded where it is used, and takes no registers before. `warm` is 0: `tokens` is
-    // below 256, which the compiler does not know.
-    u32 warm = 0;
-    const int sector = min(first * kPartUnits * 2 + lane, HIDDEN / 16 - 1) * 2;
-#pragma unroll 1
-    for (u32 left = active; left; left &= left - 1)
-      warm |= read_word(x + (__ffs(left) - 1) * HIDDEN + sector * 8);
-    warm &= tokens >> 8;
-    __syncthreads();  // keeps the loads in front: the compiler would move each one to its use
-
-    const int unit = (first + C::half(row)) * kPartUnits + quad;
-    const u16* activations = x + (C::token(row) * HIDDEN + unit * 32 + warm);
+    if (C::kEarly < 4 * kQuads) {
+      // Brings this warp's activations into L1, a sector a lane, while the weights are on their way, so that
+      // operands can be loaded where they are used. `warm` is 0: `tokens` is below 256, which the compiler
+      // does not know.
+      const int sector = min(first * kPartUnits * 2 + lane_id(), HIDDEN / 16 - 1);
+      const u32 warm = read_word(x + slot / TOP_K * HIDDEN + sector * 16) & (u32)(tokens >> 8);
+      activations += warm;
+    }
     asm volatile("" : "+l"(activations));  // one address, not one for each load
+    __syncthreads();                       // keeps the loads in front
+    if (TOKENS > 1 || !C::kWhole) {
+#pragma unroll
+      for (int i = 0; i < C::kEarly; i++) load(i);
+    }
+
     Sums sum;
 #pragma unroll
     for (int j = 0; j < kQuads; j++) {
-      const bool there = serves && (C::kWhole || unit + 4 * j < units);
-      uint4 operand[4];
-#pragma unroll
-      for (int w = 0; w < C::kEarly; w++) operand[w] = read_activations(activations + j * 128 + w * 8, there);
       if (MOE_SKIP == 1) {
 #pragma unroll
         for (int w = 0; w < 4; w++) {
-          if (w + C::kEarly < 4) operand[w + C::kEarly] = operand[0];
+          const uint4 x4 = operand[(4 * j + w) % C::kEarly];
 #pragma unroll
           for (int s = 0; s < kSets; s++)
-            sum.c[0][w] += __uint_as_float(word_of(codes[j][s], w) ^ operand[w].x ^ operand[w].y ^ operand[w].z ^
-                                           operand[w].w ^ raw[j][s].first);
+            sum.c[0][w] += __uint_as_float(word_of(codes[j][s], w) ^ x4.x ^ x4.y ^ x4.z ^ x4.w ^ raw[j][s].first);
         }
         continue;
       }
@@ -170,13 +192,17 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
       for (int s = 0; s < kSets; s++) scale[s] = raw[j][s].scale(row);
 #pragma unroll
       for (int w = 0; w < 4; w++) {
-        if (w + C::kEarly < 4)
-          operand[w + C::kEarly] = read_activations(activations + j * 128 + (w + C::kEarly) * 8, there);
+        const int i = 4 * j + w;
+        if (i + C::kEarly < 4 * kQuads) load(i + C::kEarly);
         u32 weights[kSets][4];
 #pragma unroll
         for (int s = 0; s < kSets; s++) decode(word_of(codes[j][s], w), scale[s], weights[s]);
-        sum.add(weights, operand[w]);
+        sum.add(weights, operand[i]);
       }
+    }
+    if (!C::kWhole) {
+      unit += C::kWarps * C::kWarpParts * kPartUnits;
+      activations += C::kWarps * C::kWarpParts * kPartUnits * 32;
     }
     sum.join();
     float(&c)[kSums] = sum.c[0];
@@ -184,7 +210,7 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
 #if QUADPAIR
     if (TOKENS == 1) {
       sum_quads_first(c);
-      if (!(lane & 14) && (C::kWhole || first < parts)) {
+      if (!(threadIdx.x & 14) && (C::kWhole || first < parts)) {
         sums[first][row & 5][0] = c[0];
         sums[first][row & 5 | 2][0] = c[2];
       }
@@ -218,11 +244,12 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
 #pragma unroll(SPECIALISED ? kMostParts : 4)
   for (int p = 0; p < parts; p++) gate += sums[p][2 * column][token], up += sums[p][2 * column + 1][token];
   const u16 value = mul_half(to_half(silu(to_float(to_half(gate)))), to_half(up));
+  u16* const result = intermediate + blockIdx.x * (C::kRows / 2) + column;
   if (TOKENS == 1) {
-    result[(u64)slot * INNER + column] = value;
+    result[blockIdx.y * INNER] = value;
   } else {
     for (u32 slots = chosen[token]; slots; slots &= slots - 1)
-      result[(u64)(token * TOP_K + __ffs(slots) - 1) * INNER + column] = value;
+      result[(token * TOP_K + __ffs(slots) - 1) * INNER] = value;
   }
 }
 

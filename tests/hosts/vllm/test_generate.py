@@ -126,7 +126,10 @@ def test_what_the_ranks_fall_back_to_is_what_runs(
     from sm70_moe.engines.vllm import engine as module
 
     monkeypatch.setattr(module, "rank_group", lambda: "a group")
-    monkeypatch.setattr(module, "agree", lambda plans, group: tuple(without(p, ["legacy_single_token"]) for p in plans))
+    monkeypatch.setattr(
+        "sm70_moe.service.agree",
+        lambda plans, group, *, seconds: tuple(without(p, ["legacy_single_token"]) for p in plans),
+    )
     llm = engine(experts_only.write(tmp_path / "m"))
     methods = [m.quant_method for m in model(llm).modules() if type(m).__name__ == "RoutedExperts"]
     assert [[route.name for route in m.experts.plan.routes] for m in methods] == [["legacy"], ["legacy"]]

@@ -61,7 +61,7 @@ def main() -> None:
         options = ["--gpu-architecture=sm_90", "--std=c++17", *(f"-DMOE_{k}={v}" for k, v in macros.items())]
         image = compiler.compile(f"{source}.cu", (SOURCES / f"{source}.cu").read_text(), includes, options)
         (OUT / f"{name}.cubin").write_bytes(image)
-        if ".v" in name:
+        if ".v" in name or ".s" in name and "stream" in name:
             for k in census(image):
                 print(f"{name:28s} {k.kernel:8s} regs {k.registers:3d} local {k.local} late {k.late_loads} n {k.instructions}")
 

@@ -174,7 +174,7 @@ class Decode:
     """Kernels of one version, bound to a bank."""
 
     def __init__(self, cuda: Cuda, geometry: str, order: int, metadata: int, volta: bool, bank: Bank,
-                 variants: tuple[str, str] = ("", ""), dependent: bool = True, carveout: int | None = None) -> None:
+                 variants: tuple[str, str] = ("", ""), dependent: bool = True, carveout: int | None = None, stream: str = "") -> None:
         self.bank, self.order, self.metadata, self.dependent = bank, order, metadata, dependent
         tag = f"{geometry}.o{order}.m{metadata}.s{int(volta)}"
         files = [f"{source}.{geometry}.{v}" if v else f"{source}.{tag}"
@@ -185,6 +185,14 @@ class Decode:
         warps = {m: eval(c_to_python(text), {"TOKENS": m}) for m in (1, 2, 4)} if text else {}
         self.plan = Plan(bank.shape, volta, geometry != "runtime", warps, 1 if variants[0] == "vq" else 2)
         self.kernels = {f"w13_{m}": Kernel(cuda, modules[0], f"w13_{m}", KINDS13, carveout) for m in (1, 4, 8)}
+        self.stream: tuple[Kernel, int, int] | None = None
+        if stream:
+            image = (FOLDER / f"decode_w13_stream.{geometry}.{stream}.cubin").read_bytes()
+            chosen = json.loads((Path(__file__).parent / "variants.json").read_text())["decode_w13_stream"].get(stream, {})
+            s, each = bank.shape, {4: 4, 3: 3, 2: 2.5}[metadata]
+            stage = 2 * (s.hidden // 32 * 128 + int(s.hidden // s.group * 8 * each))
+            kernel = Kernel(cuda, cuda.module(image), "w13_stream", "pp" + "pppp" + "p" + "ii")
+            self.stream = kernel, 132 * int(chosen.get("STREAM_BLOCKS", 2)), stage * int(chosen.get("STAGES", 3))
         self.kernels |= {f"w2_{m}": Kernel(cuda, modules[1], f"w2_{m}", KINDS2, carveout) for m in (1, 2, 4)}
 
     def sizes(self, x: torch.Tensor) -> tuple[int, ...]:
@@ -194,6 +202,11 @@ class Decode:
     def w13(self, x: torch.Tensor, ids: torch.Tensor, inner: torch.Tensor, bank: Bank | None = None) -> None:
         name, grid, threads = self.plan.w13(x.shape[0])
         planes = (bank or self.bank).addresses("w13", self.order, self.metadata)
+        if self.stream and x.shape[0] > 1:
+            kernel, blocks, shared = self.stream
+            kernel.launch((blocks,), self.bank.shape.hidden // 256 * 32, x.data_ptr(), ids.data_ptr(), *planes,
+                          inner.data_ptr(), x.shape[0], self.bank.shape.experts, shared=shared)
+            return
         self.kernels[name].launch(grid, threads, x.data_ptr(), ids.data_ptr(), *planes, inner.data_ptr(), *self.sizes(x))
 
     def w2(self, inner: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor,
@@ -372,6 +385,11 @@ def quick(cuda: Cuda) -> None:
     check_repeat("first", base, 50)
     for source, found in json.loads((Path(__file__).parent / "variants.json").read_text()).items():
         for v, macros in found.items():
+            if source == "decode_w13_stream":
+                streamed = Decode(cuda, "first", 0, 4, False, bank, stream=v)
+                alike(f"stream {v}", base, streamed)
+                check_rows(f"stream {v}", streamed)
+                continue
             if "SKIP" not in macros and "W13_QUADS" not in macros:
                 check_alike(cuda, f"{source} {v}", base, "first", 0, 4, False, (v, "") if source == "decode_w13" else ("", v))
             if "W13_QUADS" in macros:
@@ -438,7 +456,10 @@ def check_alike(cuda: Cuda, name: str, like: Decode, geometry: str, order: int, 
                for s, v in zip(("decode_w13", "decode_w2"), variants, strict=True)):
         note(f"{name}: not compiled", False)
         return
-    other = Decode(cuda, geometry, order, metadata, volta, like.bank, variants)
+    alike(name, like, Decode(cuda, geometry, order, metadata, volta, like.bank, variants))
+
+
+def alike(name: str, like: Decode, other: Decode) -> None:
     for m in (1, 2, 3, 4, 6, 8):
         for call in (random_call(like.bank.shape, m, m), mixed(like.bank.shape, m, m)):
             (a, b), (c, d) = like.once(call), other.once(call)
@@ -464,6 +485,7 @@ class Bench:
                 ids = np.stack([source.permutation(s.experts)[: s.top_k]] * tokens)
             tables.append(ids.astype(np.int32))
         self.distinct = [np.unique(t) for t in tables]
+        self.most_distinct = max(len(d) for d in self.distinct)
         self.mean = statistics.mean(len(d) for d in self.distinct)
         most = tokens * s.top_k
         padded = [np.pad(d, (0, most - len(d))) for d in self.distinct]
@@ -478,7 +500,7 @@ class Bench:
         self.sink = torch.zeros(64, dtype=torch.int32, device=DEVICE)
         module = cuda.module((FOLDER / "roofline.cubin").read_bytes())
         self.roof13 = Kernel(cuda, module, "roofline_w13", "ppppiii")
-        self.roof2 = Kernel(cuda, module, "roofline_w2", "ppppiiii")
+        self.roof2 = {n: Kernel(cuda, module, f"roofline_w2_{n}", "ppppiiii") for n in (1, 2, 4, 8)}
         self.separate = Kernel(cuda, module, "separator", "ppppi")
         self.nothing = Kernel(cuda, module, "nothing", "")
 
@@ -501,9 +523,11 @@ class Bench:
         s = self.shape
         words, groups, _, _ = self.bank(layer).addresses("w2", 0, 4)
         tiles, units = s.hidden // 8, s.inner // 32
-        loads = units * 10
-        self.roof2.launch((tiles, split), threads // loads * loads, words, groups, self.ids.data_ptr(), self.sink.data_ptr(), tiles,
-                          units * 128, units * 32, len(self.distinct[layer]), dependent=dependent)
+        loads, count = units * 10, len(self.distinct[layer])
+        at_once = threads // loads
+        each = next(n for n in (1, 2, 4, 8, 16) if n * at_once * split >= self.most_distinct)
+        self.roof2[each].launch((tiles, split), at_once * loads, words, groups, self.ids.data_ptr(),
+                                self.sink.data_ptr(), tiles, units * 128, units * 32, count, dependent=dependent)
 
     def time(self, layer: Callable[[int], None], samples: int = 9, replays: int = 8) -> tuple[float, float]:
         """Median and spread, in microseconds a layer."""
@@ -561,13 +585,12 @@ def arms(cuda: Cuda, bench: Bench, which: str) -> Iterator[tuple[str, Callable[[
 
     yield "separator", separator
     yield "floor: two empty kernels", floor
-    splits = (1, 2) if b.tokens > 2 else (1,)
     for threads in (128, 256, 512):
-        for split in splits:
-            yield f"roof t{threads} s{split} plain", roof(1, threads, False, split=split)
-            yield f"roof t{threads} s{split} w2 only", roof(1, threads, False, "w2", split)
-    yield "roof p2 t256 s1 plain", roof(2, 256, False)
-    yield "roof t256 s1 dependent", roof(1, 256, True)
+        for split in (1, 2, 4):
+            if threads // 50 * split * 8 >= b.most_distinct and split <= max(1, b.tokens // 2):
+                yield f"roof t{threads} s{split} plain", roof(1, threads, False, split=split)
+                yield f"roof t{threads} s{split} w2 only", roof(1, threads, False, "w2", split)
+    yield "roof dependent", roof(1, 512 if b.tokens > 1 else 256, True, split=max(1, b.tokens // 4))
     yield "roof p1 w13 only", roof(1, 256, False, "w13")
     yield "roof p2 w13 only", roof(2, 256, False, "w13")
     variants = json.loads((Path(__file__).parent / "variants.json").read_text())
@@ -576,16 +599,21 @@ def arms(cuda: Cuda, bench: Bench, which: str) -> Iterator[tuple[str, Callable[[
     yield "ours dependent", ours(base, True)
     yield "ours w13 only", ours(base, False, "w13")
     yield "ours w2 only", ours(base, False, "w2")
-    for v, macros in variants["decode_w13"].items():
+    for v in variants["decode_w13"]:
         d = Decode(cuda, "first", 0, 4, False, b.banks[0], (v, ""))
         yield f"w13 {v} only", ours(d, False, "w13")
-        if "SKIP" not in macros:
-            yield f"w13 {v} dependent", ours(d, True)
-    for v, macros in variants["decode_w2"].items():
-        d = Decode(cuda, "first", 0, 4, False, b.banks[0], ("", v))
-        yield f"w2 {v} only", ours(d, False, "w2")
-        if "SKIP" not in macros:
+        yield f"w13 {v} dependent", ours(d, True)
+    for v in variants["decode_w2"]:
+        if b.tokens > 2:
+            d = Decode(cuda, "first", 0, 4, False, b.banks[0], ("", v))
+            yield f"w2 {v} only", ours(d, False, "w2")
             yield f"w2 {v} dependent", ours(d, True)
+    for v in variants["decode_w13_stream"]:
+        if b.tokens > 1:
+            d = Decode(cuda, "first", 0, 4, False, b.banks[0], ("", "vb"), stream=v)
+            yield f"stream {v} only", ours(d, False, "w13")
+            yield f"stream {v} + w2 vb plain", ours(d, False)
+            yield f"stream {v} + w2 vb dependent", ours(d, True)
 
 
 def measure(cuda: Cuda, which: str) -> None:

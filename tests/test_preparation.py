@@ -166,7 +166,7 @@ def test_a_failed_layer_leaves_its_source_intact(tmp_path: Path, cached: bool) -
     cache = tmp_path / "cache" if cached else None
     with pytest.raises(CheckpointError, match=r"15\.up_proj\.qzeros") as error:
         build(watched, facts, cache)
-    assert error.value.__notes__ == ["while loading expert 15 of 16"]
+    assert error.value.__notes__ == ["while reading expert 15 of 16"]
     assert watched.released == 0
     assert not (tmp_path / "cache").exists()
     watched.fault = None
@@ -183,7 +183,9 @@ def test_progress_of_a_service(tmp_path: Path) -> None:
         service = AdmissionService(settings(SM70_MOE_CACHE=str(tmp_path)), machine=fake_machine())
         with capture_logs():
             service.layer(facts, source, device="cpu", progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(n, 16) for n in range(1, 17)] * 2
+    first, second = seen[: seen.index((16, 16)) + 1], seen[seen.index((16, 16)) + 1 :]
+    assert first == sorted(first)
+    assert second == [(n, 16) for n in range(1, 17)]
 
 
 @pytest.mark.parametrize(("experts", "ranks"), [(16, 2), (16, 3), (7, 4), (5, 8)])

@@ -73,12 +73,15 @@ class Bank:
             return {name: stack[expert] for name, stack in self.planes.items()}
         return {name: torch.index_select(whole(stack), 0, expert)[0] for name, stack in self.planes.items()}
 
-    def fill(self, expert: int, *parts: Rows) -> None:
-        """Write one expert's matrix; dtypes and shapes were checked by `Banks.fill`.
+    def run(self, experts: range) -> Planes:
+        """The planes of neighbouring experts of a batched bank, experts first: views."""
+        return {name: whole(stack)[experts.start : experts.stop] for name, stack in self.planes.items()}
+
+    def fill(self, planes: Planes, *parts: Rows) -> None:
+        """Write a matrix of one expert, or of several, into its planes; `Banks` has checked dtypes and shapes.
 
         Several parts are interleaved: column c of part p is column `len(parts) * c + p`.
         """
-        planes = self.of(expert)
         for place, part in enumerate(parts):
             self.packing.put(part.words, planes[WORDS], place, len(parts))
         scales, zeros = (interleaved([getattr(part, name) for part in parts]) for name in ("scales", "zeros"))
@@ -145,18 +148,40 @@ class Banks:
         Different experts may be filled from different threads. Raises BackendError for an expert,
         shape or dtype that does not fit.
         """
-        if not 0 <= expert < self.shape.experts:
-            raise BackendError(f"expert {expert}; accepted are 0 to {self.shape.experts - 1}")
-        self.filled.discard(expert)
+        self._expect(range(expert, expert + 1))
         found = ExpertRows.of(given) if isinstance(given, ExpertCodes) else given
-        inner, outer, group = self.shape.intermediate, self.shape.hidden, self.layout.group
-        found.gate.require(f"expert {expert} gate", outer, inner, group)
-        found.up.require(f"expert {expert} up", outer, inner, group)
-        found.down.require(f"expert {expert} down", inner, outer, group)
-        both = (found.gate, found.up)
-        self.w13.fill(expert, *(both if self.layout.interleaved else (beside(*both),)))
-        self.w2.fill(expert, found.down)
+        self._require(found, f"expert {expert}", ())
+        self._write(self.w13.of(expert), self.w2.of(expert), found)
         self.filled.add(expert)
+
+    def fill_batch(self, experts: range, given: ExpertRows) -> None:
+        """Write neighbouring experts, which are the first dimension of `given`; as `fill` otherwise."""
+        self._expect(experts)
+        self._require(given, f"experts {experts.start} to {experts.stop - 1}", (len(experts),))
+        if self.layout.batched:
+            self._write(self.w13.run(experts), self.w2.run(experts), given)
+        else:
+            for place, expert in enumerate(experts):
+                self._write(self.w13.of(expert), self.w2.of(expert), given.of_expert(place))
+        self.filled.update(experts)
+
+    def _expect(self, experts: range) -> None:
+        """These experts exist, and are not filled until they are written."""
+        for expert in (experts.start, experts.stop - 1):
+            if not 0 <= expert < self.shape.experts:
+                raise BackendError(f"expert {expert}; accepted are 0 to {self.shape.experts - 1}")
+        self.filled.difference_update(experts)
+
+    def _require(self, found: ExpertRows, name: str, leading: tuple[int, ...]) -> None:
+        inner, outer, group = self.shape.intermediate, self.shape.hidden, self.layout.group
+        found.gate.require(f"{name} gate", outer, inner, group, leading)
+        found.up.require(f"{name} up", outer, inner, group, leading)
+        found.down.require(f"{name} down", inner, outer, group, leading)
+
+    def _write(self, w13: Planes, w2: Planes, found: ExpertRows) -> None:
+        both = (found.gate, found.up)
+        self.w13.fill(w13, *(both if self.layout.interleaved else (beside(*both),)))
+        self.w2.fill(w2, found.down)
 
     def take(self, expert: int) -> ExpertRows:
         """One expert as it was written: what `fill` takes."""
@@ -214,7 +239,7 @@ def interleaved(parts: list[torch.Tensor]) -> torch.Tensor:
 def beside(gate: Rows, up: Rows) -> Rows:
     """Gate and up as one matrix, all gates first."""
     pairs = ((gate.words, up.words), (gate.zeros, up.zeros), (gate.scales, up.scales))
-    return Rows(*(torch.cat(pair, dim=1) for pair in pairs))
+    return Rows(*(torch.cat(pair, dim=-1) for pair in pairs))
 
 
 def _part(both: Rows, interleaved: bool) -> tuple[Rows, Rows]:

@@ -74,7 +74,7 @@ class Checkpoint:
         root = Path(folder)
         config = read_config(root)
         headers = read_headers(root)
-        known: list[Census] = []
+        known: dict[frozenset[str], Census] = {}
         found, others = group_by_layer(headers.shards.values())
         beside = neighbours(found, others)
         layers = tuple(

@@ -32,7 +32,10 @@ def decode(form: Format, tensors: Mapping[str, torch.Tensor], groups: tuple[int,
 
 
 def decode_rows(form: Format, tensors: Mapping[str, torch.Tensor], groups: tuple[int, ...], name: str = "") -> Rows:
-    """What `decode` gives, as row words: the codes are moved from word to word and never unpacked."""
+    """What `decode` gives, as row words: the codes are moved from word to word and never unpacked.
+
+    Tensors may have a dimension in front, for several experts at once.
+    """
     zeros, scales = decode_groups(form, tensors, groups, name)
     part = form.codes
     assert part.order is not None
@@ -54,10 +57,10 @@ def decode_groups(
         zeros = torch.full_like(scales, SYMMETRIC_ZERO, dtype=torch.uint8)
     else:
         zeros = unpack_part(form.zeros, words)
-    if groups == tuple(range(len(scales))):  # the usual case: nothing is repeated or left out
+    if groups == tuple(range(scales.shape[-2])):  # the usual case: nothing is repeated or left out
         return zeros, scales
     rows = torch.tensor(groups, device=scales.device)
-    return zeros[rows], scales[rows]
+    return zeros[..., rows, :], scales[..., rows, :]
 
 
 def encode(form: Format, codes: Codes) -> dict[str, torch.Tensor]:
@@ -74,7 +77,7 @@ def unpack_part(part: Part, words: torch.Tensor) -> torch.Tensor:
     assert part.order is not None
     if part.plus:
         words = _add(words, part.plus)
-    return turned(part, unpack(words, part.order, part.packed))
+    return turned(part, unpack(words, part.order, part.packed - 2))
 
 
 def pack_part(part: Part, values: torch.Tensor) -> torch.Tensor:
@@ -88,7 +91,7 @@ def pack_part(part: Part, values: torch.Tensor) -> torch.Tensor:
 
 def turned(part: Part, values: torch.Tensor) -> torch.Tensor:
     """Stored order of the dimensions to (rows or groups, columns), or back."""
-    return values.t() if part.dims[0].axis is Axis.N else values
+    return values.transpose(-2, -1) if part.dims[0].axis is Axis.N else values
 
 
 def half(name: str, scales: torch.Tensor) -> torch.Tensor:

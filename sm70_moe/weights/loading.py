@@ -1,7 +1,7 @@
 """Loading: several threads read a rank's experts from a source into banks.
 
-Each thread reads, packs and writes one expert at a time, so what exists beside the banks is one
-expert's tensors a thread. An expert has its own place in the banks: the result does not depend on
+Each thread reads, packs and writes one expert at a time, or a few small ones, so that is all that
+exists beside the banks. An expert has its own place in the banks: the result does not depend on
 the number of threads.
 """
 
@@ -17,13 +17,16 @@ from sm70_moe.errors import BackendError
 from sm70_moe.layout import BankLayout, BankShape
 from sm70_moe.weights.banks import Banks, allocate
 from sm70_moe.weights.codes import ExpertCodes, WeightSource
-from sm70_moe.weights.offers import fetch, read_rows
+from sm70_moe.weights.offers import BatchSource, fetch, read_batch, read_rows
 from sm70_moe.weights.readers import default_readers, each
 from sm70_moe.weights.rows import ExpertRows
 
 AHEAD = 16
 """Experts that the system is told of before they are read, so that the disk never waits for us. Measured:
 with 4 the disk was idle now and then, more than 16 gained nothing."""
+
+BATCH_BYTES = 1 << 20
+"""Codes of one matrix of the experts that are read at once; the operations' operands still fit a core's cache."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of experts done and of all experts, in the thread that loads."""
@@ -40,31 +43,39 @@ def prepare(
     """Read every expert of a rank into new banks.
 
     `readers` threads read, as many as there are processors if not given (at most 4). Raises
-    BackendError if source and shape disagree, and what the source raises, with the expert's number
-    as a note; the source can be read again after that. Whatever ends the loading, a
+    BackendError if source and shape disagree, and what the source raises; the source can be read
+    again after that. Whatever ends the loading, a
     KeyboardInterrupt too, the threads have ended when it is raised.
     """
     if source.experts != shape.experts:
         raise BackendError(f"source with {source.experts} experts for banks with {shape.experts}")
     banks = allocate(layout, shape, device)
+    size = batch_size(shape)
+    batches = [range(first, min(first + size, shape.experts)) for first in range(0, shape.experts, size)]
 
-    def load(expert: int) -> None:
-        try:
-            fetch(source, expert + AHEAD)
-            banks.fill(expert, read_rows(source, expert, layout.group))
-        except Exception as error:
-            error.add_note(f"while loading expert {expert} of {shape.experts}")
-            raise
+    def load(number: int) -> None:
+        experts = batches[number]
+        fetch(source, range(experts.start + AHEAD, experts.stop + AHEAD))
+        if isinstance(source, BatchSource) and len(experts) > 1:
+            banks.fill_batch(experts, source.read_batch(experts, layout.group))
+        else:
+            for expert in experts:
+                banks.fill(expert, read_rows(source, expert, layout.group))
 
-    threads = default_readers() if readers is None else readers
-    for expert in range(AHEAD):
-        fetch(source, expert)
-    with closing(each(load, range(shape.experts), threads)) as finished:
-        for done, _ in enumerate(finished, 1):
+    fetch(source, range(AHEAD))
+    done = 0
+    with closing(each(load, range(len(batches)), default_readers() if readers is None else readers)) as finished:
+        for number in finished:
+            done += len(batches[number])
             if progress is not None:
                 progress(done, shape.experts)
     banks.require_complete()
     return banks
+
+
+def batch_size(shape: BankShape) -> int:
+    """Experts that are read at once, so that operations are long beside the switches between threads."""
+    return max(1, min(AHEAD, BATCH_BYTES // max(1, shape.hidden * shape.intermediate // 2)))
 
 
 class Counted:
@@ -84,18 +95,23 @@ class Counted:
 
     def read(self, expert: int, group: int) -> ExpertCodes:
         found = self.source.read(expert, group)
-        self._count()
+        self._count(1)
         return found
 
     def read_rows(self, expert: int, group: int) -> ExpertRows:
         found = read_rows(self.source, expert, group)
-        self._count()
+        self._count(1)
+        return found
+
+    def read_batch(self, experts: range, group: int) -> ExpertRows:
+        found = read_batch(self.source, experts, group)
+        self._count(len(experts))
         return found
 
     def fetch(self, expert: int) -> None:
-        fetch(self.source, expert)
+        fetch(self.source, range(expert, expert + 1))
 
-    def _count(self) -> None:
+    def _count(self, more: int) -> None:
         with self._lock:
-            self.done += 1
+            self.done += more
             self.progress(self.done, self.experts)

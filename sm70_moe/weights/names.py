@@ -196,13 +196,15 @@ class Census:
         self._missing: dict[tuple[tuple[str, ...], int], tuple[str, ...]] = {}
 
     @classmethod
-    def shared(cls, layer: str, tails: Tails, known: list[Census]) -> Census:
+    def shared(cls, layer: str, tails: Tails, known: dict[frozenset[str], Census]) -> Census:
         """The census of these tails, one of `known` if their names are the same; else a new one."""
-        found = next((census for census in known if census.tails == tails.keys()), None)
-        if found is None:
-            found = cls(frozenset(tails), layer)
-            known.append(found)
-        return found
+        latest = next(reversed(known.values()), None)
+        if latest is not None and latest.tails == tails.keys():  # the usual case, without a set of thousands
+            return latest
+        names = frozenset(tails)
+        if names not in known:
+            known[names] = cls(names, layer)
+        return known[names]
 
     @cached_property
     def scheme(self) -> Scheme | None:

@@ -16,9 +16,11 @@ BLOCK_WORDS = BLOCK_ROWS // WORD_ROWS
 
 
 def put(words: torch.Tensor, plane: torch.Tensor, first: int, step: int) -> None:
-    """Row words (K/8, n) into columns `first`, `first + step`, ... of (N/8, K/32, 8, 4)."""
-    by_block = words.view(len(words) // BLOCK_WORDS, BLOCK_WORDS, -1, OCTET // step)
-    plane[:, :, first::step].copy_(by_block.permute(2, 0, 3, 1))
+    """Row words (..., K/8, n) into columns `first`, `first + step`, ... of (..., N/8, K/32, 8, 4)."""
+    *leading, rows, _ = words.shape
+    by_block = words.view(*leading, rows // BLOCK_WORDS, BLOCK_WORDS, -1, OCTET // step)
+    # (..., K/32, 4, n/w, w) -> (..., n/w, K/32, w, 4)
+    plane[..., first::step, :].copy_(by_block.movedim((-2, -1), (-4, -2)))
 
 
 def columns(words: torch.Tensor, count: int) -> torch.Tensor:
@@ -27,13 +29,13 @@ def columns(words: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def arrange(groups: torch.Tensor) -> torch.Tensor:
-    """Values (K/g, N) -> (N/8, K/g, 8), a view."""
-    return groups.reshape(len(groups), -1, OCTET).transpose(0, 1)
+    """Values (..., K/g, N) -> (..., N/8, K/g, 8)."""
+    return groups.reshape(*groups.shape[:-1], -1, OCTET).transpose(-3, -2)
 
 
 def restore(groups: torch.Tensor) -> torch.Tensor:
-    """Values (N/8, K/g, 8) -> (K/g, N)."""
-    return groups.transpose(0, 1).flatten(1)
+    """Values (..., N/8, K/g, 8) -> (..., K/g, N)."""
+    return groups.transpose(-3, -2).flatten(-2)
 
 
 PACKING = Packing(OCTET32, put, columns, arrange, restore)

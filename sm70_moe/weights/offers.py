@@ -17,6 +17,14 @@ class RowSource(Protocol):
 
 
 @runtime_checkable
+class BatchSource(Protocol):
+    """Gives row words of several experts at once: fewer and larger operations, which threads can share."""
+
+    def read_batch(self, experts: range, group: int) -> ExpertRows:
+        """What `read_rows` gives for each of these experts, first dimension."""
+
+
+@runtime_checkable
 class Fetching(Protocol):
     """Can have an expert's bytes read ahead."""
 
@@ -42,16 +50,29 @@ class Releasable(Protocol):
 
 
 def read_rows(source: WeightSource, expert: int, group: int) -> ExpertRows:
-    """One expert of any source, packed."""
-    if isinstance(source, RowSource):
-        return source.read_rows(expert, group)
-    return ExpertRows.of(source.read(expert, group))
+    """One expert of any source, packed; what it raises gets the expert's number as a note."""
+    try:
+        if isinstance(source, RowSource):
+            return source.read_rows(expert, group)
+        return ExpertRows.of(source.read(expert, group))
+    except Exception as error:
+        if not getattr(error, "__notes__", ()):
+            error.add_note(f"while reading expert {expert} of {source.experts}")
+        raise
 
 
-def fetch(source: WeightSource, expert: int) -> None:
-    """Tell a source that an expert, if it has it, will be read soon."""
-    if isinstance(source, Fetching) and expert < source.experts:
-        source.fetch(expert)
+def read_batch(source: WeightSource, experts: range, group: int) -> ExpertRows:
+    """Several experts of any source, packed, experts first."""
+    if isinstance(source, BatchSource):
+        return source.read_batch(experts, group)
+    return ExpertRows.stacked([read_rows(source, expert, group) for expert in experts])
+
+
+def fetch(source: WeightSource, experts: range) -> None:
+    """Tell a source that these experts, as far as it has them, will be read soon."""
+    if isinstance(source, Fetching):
+        for expert in experts[: max(0, source.experts - experts.start)]:
+            source.fetch(expert)
 
 
 def release(source: WeightSource) -> None:

@@ -17,7 +17,7 @@ Planes = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """One order's way between plain matrices and planes.
+    """One order's way between plain matrices and planes; all but `columns` take leading dimensions.
 
     `put` writes row words (K/8, n) into the columns `first`, `first + step` and so on of a plane;
     `columns` gives a plane's words back as (N, K/8), for the plane and N. `arrange` moves values

@@ -7,7 +7,7 @@ processes squeezed the page cache, faults in a mapping read the same bytes up to
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,11 @@ class Piece:
     columns: range
 
     @property
+    def form(self) -> tuple[str, int, range, int]:
+        """What must be equal for pieces to be read as one tensor."""
+        return self.entry.dtype, len(self.rows), self.columns, self.entry.shape[-1]
+
+    @property
     def itemsize(self) -> int:
         return DTYPES[self.entry.dtype].itemsize
 
@@ -45,25 +50,30 @@ class Files:
     headers: Headers
     descriptors: dict[Path, int] = field(default_factory=dict)
 
-    def read(self, piece: Piece, name: str = "") -> torch.Tensor:
-        """A piece (rows, columns), a view of its whole rows.
+    def read(self, pieces: Sequence[Piece], names: Sequence[str]) -> torch.Tensor:
+        """Pieces of one form (pieces, rows, columns): a view of their whole rows.
 
-        Raises CheckpointError, naming the tensor after `name`, if the file cannot be read or ends
+        Raises CheckpointError that begins with the piece's name if its file cannot be read or ends
         early: it changed since its header was read.
         """
-        path, first, _ = piece.place(self.headers)
-        rows = torch.empty(len(piece.rows), piece.entry.shape[-1], dtype=DTYPES[piece.entry.dtype])
-        if rows.numel():
-            try:
-                # as bytes, for numpy has no BF16
-                self._fill(path, rows.view(torch.uint8).numpy().data.cast("B"), first)
-            except (OSError, EOFError) as error:
-                raise CheckpointError(f"{name}{path}: changed since its header was read: {error}") from error
-        return rows[:, piece.columns.start : piece.columns.stop]
+        form = pieces[0]
+        shape = (len(pieces), len(form.rows), form.entry.shape[-1])
+        found = torch.empty(shape, dtype=DTYPES[form.entry.dtype])
+        # as bytes, for numpy has no BF16
+        whole = found.view(torch.uint8).numpy()
+        for into, piece, name in zip(whole, pieces, names, strict=True):
+            if into.size:
+                path, first, _ = piece.place(self.headers)
+                try:
+                    self._fill(path, into.data.cast("B"), first)
+                except (OSError, EOFError) as error:
+                    raise CheckpointError(f"{name} in {path}: changed since its header was read: {error}") from error
+        return found[..., form.columns.start : form.columns.stop]
 
     def descriptor(self, path: Path) -> int:
         if path not in self.descriptors:
-            self.descriptors[path] = os.open(path, os.O_RDONLY)
+            # a pipe that has taken the file's place must not block; reading it fails
+            self.descriptors[path] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         return self.descriptors[path]
 
     def _fill(self, path: Path, into: memoryview, first: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from sm70_moe.errors import CheckpointError
 from sm70_moe.weights.checkpoint import CheckpointLayer
 from sm70_moe.weights.codes import Codes
+from sm70_moe.weights.decoding import decode_rows
 from sm70_moe.weights.formats import Axis, Format, Part, Spans
 from sm70_moe.weights.headers import Headers
 from sm70_moe.weights.pieces import Files, Piece
@@ -78,10 +79,36 @@ class Reader:
         matrix, rows, cover = part.matrix, part.rows, part.groups
         groups = source_groups(rows.start, len(rows), matrix.group, group)
         name = self._name(expert, matrix, "")
-        found = {kind: files.read(piece, f"{name}{kind} in ") for kind, piece in self.pieces(expert, part).items()}
+        found = {kind: files.read([piece], [name + kind])[0] for kind, piece in self.pieces(expert, part).items()}
         self._check_values(name, matrix, found, rows)
         decoded = decode(self.form, found, tuple(number - cover.start for number in groups), name)
         self._check_zeros(name, decoded.zeros)
+        return decoded
+
+    def batch(self, files: Files, experts: range, part: MatrixPart, group: int) -> Rows:
+        """The same part of several experts, first dimension; raises what `matrix` raises for each."""
+        pieces = [self.pieces(expert, part) for expert in experts]
+        if len({tuple(piece.form for piece in one.values()) for one in pieces}) > 1:  # of two float types
+            found = [self.matrix(files, expert, part, group, decode_rows) for expert in experts]
+            return Rows.stacked(found)
+        try:
+            return self._batch(files, experts, part, group, pieces)
+        except CheckpointError:
+            for expert in experts:
+                self.matrix(files, expert, part, group, decode_rows)  # raises it with the tensor's name
+            raise
+
+    def _batch(
+        self, files: Files, experts: range, part: MatrixPart, group: int, pieces: list[dict[str, Piece]]
+    ) -> Rows:
+        names = [self._name(expert, part.matrix, "") for expert in experts]
+        groups = source_groups(part.rows.start, len(part.rows), part.matrix.group, group)
+        found = {kind: files.read([one[kind] for one in pieces], [name + kind for name in names]) for kind in pieces[0]}
+        for place, name in enumerate(names):
+            self._check_values(name, part.matrix, {kind: several[place] for kind, several in found.items()}, part.rows)
+        decoded = decode_rows(self.form, found, tuple(number - part.groups.start for number in groups))
+        for name, zeros in zip(names, decoded.zeros, strict=True):
+            self._check_zeros(name, zeros)
         return decoded
 
     def pieces(self, expert: int, part: MatrixPart) -> dict[str, Piece]:

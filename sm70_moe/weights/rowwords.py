@@ -45,17 +45,17 @@ def unpack_rows(by_column: torch.Tensor) -> torch.Tensor:
 
 
 def transposed(words: torch.Tensor, order: Nibbles) -> torch.Tensor:
-    """INT32 (K, N/8), eight columns in a word in this order -> row words (K/8, N).
+    """INT32 (..., K, N/8), eight columns in a word in this order -> row words (..., K/8, N).
 
     Row k of eight goes to place ROW_ORDER[k] of the buffer; after the transposition place p holds
     the words of the columns whose nibble was p.
     """
-    rows, width = words.shape
-    eights = words.view(rows // WORD_ROWS, WORD_ROWS, width)
-    places = torch.stack([eights[:, ROW_ORDER.index(place)] for place in range(WORD_ROWS)])
+    *leading, rows, width = words.shape
+    eights = words.view(*leading, rows // WORD_ROWS, WORD_ROWS, width)
+    places = torch.stack([eights[..., ROW_ORDER.index(place), :] for place in range(WORD_ROWS)])
     # numpy works on the same memory and is a third faster in these loops
     swap(places if places.is_cuda else places.numpy())
-    return torch.stack([places[nibble] for nibble in order], dim=-1).flatten(1)
+    return torch.stack([places[nibble] for nibble in order], dim=-1).flatten(-2)
 
 
 def swap(places: Any) -> None:

@@ -78,6 +78,12 @@ class CheckpointSource:
         """What `read` gives, packed; raises the same."""
         return ExpertRows(*self._three(expert, group, decode_rows))
 
+    def read_batch(self, experts: range, group: int) -> ExpertRows:
+        """What `read_rows` gives for each of these experts, first dimension; raises the same."""
+        numbers = self.share.experts[experts.start : experts.stop]
+        with opened(self._reader.headers) as files:
+            return ExpertRows(*(self._reader.batch(files, numbers, part, group) for part in self._parts))
+
     def fetch(self, expert: int) -> None:
         """Let the system read an expert's bytes ahead."""
         _require_expert(expert, self.experts)

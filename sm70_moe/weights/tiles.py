@@ -15,11 +15,13 @@ from sm70_moe.weights.packing import Packing
 
 
 def put(words: torch.Tensor, plane: torch.Tensor, first: int, step: int) -> None:
-    """Row words (K/8, n) into columns `first`, `first + step`, ... of (N/32, K/8, 32), N filled up with zeros."""
+    """Row words (..., K/8, n) into columns `first`, `first + step`, ... of (..., N/32, K/8, 32), N filled up
+    with zeros.
+    """
     width = TILE_COLUMNS // step
-    if words.shape[1] % width:
-        words = pad(words, (0, -words.shape[1] % width))
-    plane[:, :, first::step].copy_(words.view(len(words), -1, width).transpose(0, 1))
+    if words.shape[-1] % width:
+        words = pad(words, (0, -words.shape[-1] % width))
+    plane[..., first::step].copy_(words.view(*words.shape[:-1], -1, width).transpose(-3, -2))
 
 
 def columns(words: torch.Tensor, count: int) -> torch.Tensor:
@@ -28,7 +30,7 @@ def columns(words: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def arrange(groups: torch.Tensor) -> torch.Tensor:
-    """Values (K/g, N) as the order has them: just so."""
+    """Values (..., K/g, N) as the order has them: just so."""
     return groups
 
 

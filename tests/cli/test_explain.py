@@ -28,7 +28,7 @@ def test_first_contract(command, contract: Path) -> None:
     assert ended.code == 0
     assert "model.layers.0-3.mlp.experts   4 layers   policy qwen3.8-flash-next-awq-tp4" in ended.out
     assert "BUILD_MISSING" in ended.out
-    assert "a call of 1 tokens takes legacy_single_token" in ended.out
+    assert "a call of 1 token takes legacy_single_token" in ended.out
     assert "banks 1.39 GiB (3-byte metadata)" in ended.out
 
 

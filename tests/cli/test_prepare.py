@@ -72,7 +72,7 @@ def test_verify_reads_what_prepare_wrote(command, tmp_path: Path, monkeypatch: p
     def unread(*_: object) -> None:
         raise AssertionError("the banks are in the cache")
 
-    monkeypatch.setattr("sm70_moe.weights.source.CheckpointSource.read_rows", unread)
+    monkeypatch.setattr("sm70_moe.weights.source.CheckpointSource.read_batch", unread)
     ended = command("verify", TINY, "--tp", 2, "--rank", 1, "--tokens", "1,9", "--json")
     assert ended.code == 0
     assert json.loads(ended.out)["ok"]

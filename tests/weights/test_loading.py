@@ -85,7 +85,7 @@ def test_a_failure_is_told_with_its_expert(threads: int) -> None:
     source = Watched(CheckpointError("tensor layers.0.experts.5.up_proj.qzeros: changed"))
     with pytest.raises(CheckpointError, match=r"5\.up_proj\.qzeros") as error:
         prepare(source, LAYOUT, SHAPE, "cpu", readers=threads)
-    assert error.value.__notes__ == ["while loading expert 5 of 12"]
+    assert error.value.__notes__ == ["while reading expert 5 of 12"]
     assert readers() == []
     source.fault = None
     assert prepare(source, LAYOUT, SHAPE, "cpu", readers=threads).complete

@@ -20,7 +20,17 @@ from sm70_moe.weights.checkpoint import Checkpoint
 from sm70_moe.weights.codes import Codes
 from sm70_moe.weights.decoding import decode, decode_rows, encode
 from sm70_moe.weights.formats import FORMATS, Format
-from sm70_moe.weights.offers import Fetching, Identified, Releasable, RowSource, fetch, read_rows, release
+from sm70_moe.weights.offers import (
+    BatchSource,
+    Fetching,
+    Identified,
+    Releasable,
+    RowSource,
+    fetch,
+    read_batch,
+    read_rows,
+    release,
+)
 from sm70_moe.weights.rows import ExpertRows, Rows
 from sm70_moe.weights.source import CheckpointSource, TensorSource
 
@@ -74,15 +84,28 @@ def test_both_sources_give_row_words(tiny: Path) -> None:
             assert all(equal(getattr(read_rows(source, expert, 32), m), getattr(found, m)) for m in ("gate", "down"))
 
 
+def test_a_batch_is_its_experts(tiny: Path) -> None:
+    """Experts 3 to 7 at once, by files and by a source that only knows single ones."""
+    source = source_of(tiny, tensor_parallel=2, tensor_rank=1)
+    assert isinstance(source, BatchSource)
+    for reader, batch in ((source, range(3, 8)), (engine(tiny), range(2))):
+        found = read_batch(reader, batch, 32)
+        for place, expert in enumerate(batch):
+            single = read_rows(reader, expert, 32)
+            one = found.of_expert(place)
+            assert all(equal(getattr(one, m), getattr(single, m)) for m in ("gate", "up", "down"))
+
+
 def test_reading_ahead_changes_nothing_and_raises_nothing(tiny: Path, tmp_path: Path) -> None:
     """Experts beyond the last are left out; a file that is gone is `read`'s to tell."""
     shutil.copytree(tiny, tmp_path / "copy")
     source = source_of(tmp_path / "copy")
     assert isinstance(source, Fetching)
-    fetch(source, 0)
-    fetch(source, 99)
+    fetch(source, range(2))
+    fetch(source, range(12, 99))
+    fetch(source, range(99, 120))
     (tmp_path / "copy" / "model.safetensors").unlink()
-    fetch(source, 1)
+    fetch(source, range(1))
     with pytest.raises(CheckpointError, match=r"0\.gate_proj\.qweight in .*model.safetensors"):
         source.read_rows(0, 32)
 

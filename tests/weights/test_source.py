@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -174,6 +175,16 @@ def test_a_file_that_shrank_after_opening_is_an_error(good: Path) -> None:
     (good / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         source.read(2, 32)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(good: Path) -> None:
+    """It came after the headers were read, and nobody writes to it."""
+    source = source_of(good)
+    (good / "model.safetensors").unlink()
+    os.mkfifo(good / "model.safetensors")
+    source.fetch(0)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        source.read(0, 32)
 
 
 def test_a_layer_that_cannot_be_read_is_refused_at_once(alter: Callable[..., Path]) -> None:

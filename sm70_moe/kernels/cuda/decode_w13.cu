@@ -12,6 +12,7 @@
 // alone and in any batch.
 #include "banks.cuh"
 #include "geometry.cuh"
+#include "swiglu.cuh"
 #include "tensor.cuh"
 
 #if SPECIALISED
@@ -69,18 +70,6 @@ struct Cut {
   __device__ static int half(int column) { return kHalves ? column >> 2 : 0; }
 };
 
-// silu in FP32 of the FP16 gate, to within 4 units of 2^-24. The quotient is refined instead of
-// divided: a division is a call. Beyond 80 the result is no FP16 number but 0 anyway; minus infinity
-// gives NaN, as -inf / inf does.
-__device__ __forceinline__ float silu(float gate) {
-  const float below = 1.0f + expf(fminf(-gate, 80.0f));
-  float inverse;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(below));
-  const float near = gate * inverse;
-  const float better = fmaf(fmaf(-below, near, gate), inverse, near);
-  return gate > 65504.0f ? gate : better;
-}
-
 // Finds the slots of every token that chose this block's expert, as bits; false if an earlier slot has
 // the same id, whose block serves this one too. One warp does it for the block: it is sixty instructions.
 template <int TOKENS>
@@ -122,7 +111,7 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
   };
   if (TOKENS == 1 && C::kWhole) {
 #pragma unroll
-    for (int i = 0; i < 4 * kQuads; i++) load(i);
+    for (int i = 0; i < C::kEarly; i++) load(i);
   }
 
   if ((u32)expert >= (u32)experts) {
@@ -243,7 +232,7 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
   float gate = 0.0f, up = 0.0f;
 #pragma unroll(SPECIALISED ? kMostParts : 4)
   for (int p = 0; p < parts; p++) gate += sums[p][2 * column][token], up += sums[p][2 * column + 1][token];
-  const u16 value = mul_half(to_half(silu(to_float(to_half(gate)))), to_half(up));
+  const u16 value = swiglu(gate, up);
   u16* const result = intermediate + blockIdx.x * (C::kRows / 2) + column;
   if (TOKENS == 1) {
     result[blockIdx.y * INNER] = value;

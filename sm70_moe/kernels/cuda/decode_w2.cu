@@ -55,6 +55,15 @@ struct Cut {
 #endif
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRoundSlots = SPECIALISED ? 1 : kWarps / kRanges * kStepSlots;  // specialised: one round
+  // Where a warp has several runs, the activations go to shared memory first: from L2 each run would wait for
+  // its own. Rows are padded so that eight of them meet in no bank; the last row is zeros.
+  static constexpr bool kStaged = kUnitRuns && kWarpRuns > 1;
+#if SPECIALISED
+  static constexpr int kRowBytes = INNER * 2 + 16;
+#else
+  static constexpr int kRowBytes = 16;
+#endif
+  static constexpr int kStagedBytes = kStaged ? (kSlots + 1) * kRowBytes : 16;
   static constexpr int kKept = kRanges == 1 ? 1 : kRuns;  // sums of a slot that are added up at the end
   static constexpr int kBlocks = MOE_W2_BLOCKS;
 };
@@ -81,6 +90,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
                                    int inner, int experts, int group) {
   using C = Cut<TOKENS>;
   __shared__ float parts[C::kSlots * C::kKept][8];
+  __shared__ __align__(16) u8 staged[C::kStagedBytes];
   __shared__ float factor[C::kSlots];
   __shared__ int chosen[C::kSlots];
   const int warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
@@ -126,11 +136,12 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
     const bool serves = (QUADPAIR ? row == 0 : quad == (row & 3)) && mine < places;
     const u16* activations = intermediate + (C::kList ? mine * 32 : mine * INNER + begin * run_units * 32);
     asm volatile("" : "+l"(activations));  // one address, not one for each load
+    const u8* const row_of = staged + (serves ? mine : C::kSlots) * C::kRowBytes + (serves ? begin * 64 : 0);
     auto multiply = [&](Sums& sum, int i, int unit) {
       uint4 operand[4];
 #pragma unroll
       for (int w = 0; w < 4; w++)
-        operand[w] = read_activations(activations + (unit - begin * run_units) * 32 + w * 8,
+        operand[w] = C::kStaged ? *(const uint4*)(row_of + (i * 4 + w) * 16) : read_activations(activations + (unit - begin * run_units) * 32 + w * 8,
                                       serves && (C::kWhole || unit < units));
       if (MOE_SKIP == 1) {
 #pragma unroll
@@ -162,6 +173,13 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
       for (int i = threadIdx.x; i < slots; i += C::kThreads) chosen[i] = ids[i], factor[i] = weights[i];
       let_next_start();
       wait_for_previous();  // the activations are there
+      if (C::kStaged) {
+        const int chunks = INNER / 8;
+#pragma unroll 1
+        for (int n = threadIdx.x; n < slots * chunks; n += C::kThreads)
+          *(uint4*)(staged + n / chunks * C::kRowBytes + n % chunks * 16) = read_activations(intermediate + n * 8, true);
+        if (threadIdx.x < chunks) *(uint4*)(staged + C::kSlots * C::kRowBytes + threadIdx.x * 16) = make_uint4(0, 0, 0, 0);
+      }
       __syncthreads();      // keeps the loads in front
     }
 

@@ -33,28 +33,40 @@ extern "C" __global__ void roofline_w13(const u8* words, const u8* groups, const
   finish(v, out);
 }
 
-// Block (tile, part): a tile of columns of every `gridDim.y`th expert; a thread has the same place in all.
-extern "C" __global__ void roofline_w2(const u8* words, const u8* groups, const int* ids, u32* out, int tiles,
-                                       int tile_bytes, int group_bytes, int count) {
+// Block (tile, part): a tile of columns of every `gridDim.y`th expert; a thread has the same place in all,
+// and all of its loads in flight at once.
+template <int LOADS>
+__device__ __forceinline__ void roofline_w2(const u8* words, const u8* groups, const int* ids, u32* out, int tiles,
+                                            int tile_bytes, int group_bytes, int count) {
   const int loads = (tile_bytes + group_bytes) / 16, first = tile_bytes / 16;
   const int part = threadIdx.x % loads, step = blockDim.x / loads * gridDim.y;
   const u8* const from = part < first ? words + 16 * part : groups + 16 * (part - first);
   const u32 bytes = part < first ? tile_bytes : group_bytes;
-  uint4 all = make_uint4(0, 0, 0, 0);
-  for (int base = threadIdx.x / loads * gridDim.y + blockIdx.y; base < count; base += 8 * step) {
-    uint4 v[8];
-    int expert[8];
+  const int base = threadIdx.x / loads * gridDim.y + blockIdx.y;
+  uint4 v[LOADS];
+  int expert[LOADS];
 #pragma unroll
-    for (int i = 0; i < 8; i++) expert[i] = base + i * step < count ? ids[base + i * step] : -1;
+  for (int i = 0; i < LOADS; i++) expert[i] = base + i * step < count ? ids[base + i * step] : -1;
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = read_codes(from + ((u64)expert[i] * tiles + blockIdx.x) * bytes, expert[i] >= 0);
+  for (int i = 0; i < LOADS; i++)
+    v[i] = read_codes(from + ((u64)(u32)expert[i] * (u32)tiles + blockIdx.x) * bytes, expert[i] >= 0);
+  uint4 all = v[0];
 #pragma unroll
-    for (int i = 0; i < 8; i++) all.x ^= v[i].x, all.y ^= v[i].y, all.z ^= v[i].z, all.w ^= v[i].w;
-  }
+  for (int i = 1; i < LOADS; i++) all.x ^= v[i].x, all.y ^= v[i].y, all.z ^= v[i].z, all.w ^= v[i].w;
   let_next_start();
   wait_for_previous();
   finish(all, out);
 }
+
+#define ROOFLINE(loads)                                                                                              \
+  extern "C" __global__ void roofline_w2_##loads(const u8* words, const u8* groups, const int* ids, u32* out,        \
+                                                 int tiles, int tile_bytes, int group_bytes, int count) {            \
+    roofline_w2<loads>(words, groups, ids, out, tiles, tile_bytes, group_bytes, count);                              \
+  }
+ROOFLINE(1)
+ROOFLINE(2)
+ROOFLINE(4)
+ROOFLINE(8)
 
 // A router's stand-in: ids and weights of the next layer.
 extern "C" __global__ void separator(const int* from_ids, const float* from_weights, int* ids, float* weights, int count) {

@@ -52,12 +52,22 @@ __device__ __forceinline__ u32 read_byte(const void* p, bool there = true) {
   return v;
 }
 
-// Activations are read by several blocks of a multiprocessor: they stay in L1.
+// Activations are read by several blocks of a multiprocessor: they stay in L1. L1 takes such a load eight
+// lanes at a time, so lanes whose column nobody reads stay out.
 __device__ __forceinline__ uint4 read_activations(const void* p, bool there) {
   uint4 v = make_uint4(0, 0, 0, 0);
   asm volatile("{ .reg .pred go; setp.ne.u32 go, %5, 0; @go ld.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"
                : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
                : "l"(p), "r"((u32)there)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint4 read_shared(const void* p, bool there) {
+  uint4 v = make_uint4(0, 0, 0, 0);
+  asm volatile("{ .reg .pred go; setp.ne.u32 go, %5, 0; @go ld.shared.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "r"((u32)__cvta_generic_to_shared(p)), "r"((u32)there)
                : "memory");
   return v;
 }

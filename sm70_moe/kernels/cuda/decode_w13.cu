@@ -66,8 +66,8 @@ struct Cut {
   static constexpr int kBlocks = MOE_W13_BLOCKS;
   static constexpr int kEarly = MOE_W13_EARLY;  // operands that are loaded before the first is used
   // token and part (0 or 1) of a column of the tensor-core step
-  __device__ static int token(int column) { return kHalves ? column & 3 : column; }
-  __device__ static int half(int column) { return kHalves ? column >> 2 : 0; }
+  __device__ static int token(int column) { return kHalves ? column >> 1 : column; }
+  __device__ static int half(int column) { return kHalves ? column & 1 : 0; }
 };
 
 // Finds the slots of every token that chose this block's expert, as bits; false if an earlier slot has
@@ -106,8 +106,10 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
   uint4 operand[4 * kQuads];
   int unit = (warp * C::kWarpParts + C::half(row)) * kPartUnits + quad;
   const u16* activations = x + unit * 32;
+  bool serves = C::token(row) == 0;  // does anybody read this lane's column?
   auto load = [&](int i) {
-    operand[i] = read_activations(activations + i / 4 * 128 + i % 4 * 8, C::kWhole || unit + i / 4 * 4 < units);
+    const u16* const from = activations + i / 4 * 128 + i % 4 * 8;
+    operand[i] = read_activations(from, serves && (C::kWhole || unit + i / 4 * 4 < units));
   };
   if (TOKENS == 1 && C::kWhole) {
 #pragma unroll
@@ -123,10 +125,8 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
     if (QUADPAIR || warp == 0) leader = scan<TOKENS>(ids, expert, slot, tokens * TOP_K, top_k, chosen);
     __syncthreads();
     if (!leader) return;
-    // Columns of tokens that did not choose the expert take the activations of one that did: nobody reads
-    // their sums.
-    const int token = chosen[C::token(row)] ? C::token(row) : slot / TOP_K;
-    activations += (u32)token * HIDDEN;
+    serves = C::token(row) < C::kColumns && chosen[C::token(row)];
+    activations += C::token(row) * HIDDEN;
   }
 
   const Matrix matrix = Matrix::of(words, groups, zeros, expert, units, 2 * INNER, GROUP);
@@ -210,12 +210,10 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
     }
 #else
     if (C::kHalves) {
-      const int part = first + (quad >> 1);
-      const float one = quad < 2 ? c[0] : c[2], two = quad < 2 ? c[1] : c[3];
-      float* const place = &sums[part][row][2 * (quad & 1) % C::kColumns];
-      if (C::kWhole || part < parts) {
-        if (TOKENS > 1 || !(quad & 1)) place[0] = one;
-        if (TOKENS > 1) place[1] = two;
+      // columns 2 quad and the next: rows 0 to 7 with the first part, rows 8 to 15 with the second
+      if (quad < C::kColumns) {
+        if (C::kWhole || first < parts) sums[first][row][quad] = c[0];
+        if (C::kWhole || first + 1 < parts) sums[first + 1][row][quad] = c[3];
       }
     } else if (C::kWhole || first < parts) {
       float* const upper = &sums[first][row][2 * quad % C::kColumns];

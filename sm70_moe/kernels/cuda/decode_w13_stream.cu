@@ -139,12 +139,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, MOE_STREAM_BLOCKS)
   int stage = 0, parity = 0, turn = 0;
   for (int item = blockIdx.x; item < total; item += stride) {
     const int slot = live[item / kTiles], tile = item % kTiles;
-    const int token = chosen[slot][row] ? row : slot / TOP_K;
-    const u16* activations = x + token * HIDDEN + (warp * kPartUnits + quad) * 32;
+    const bool serves = chosen[slot][row];
+    const u16* activations = x + row * HIDDEN + (warp * kPartUnits + quad) * 32;
     asm volatile("" : "+l"(activations));
     uint4 operand[4 * kQuads];
 #pragma unroll
-    for (int i = 0; i < 4 * kQuads; i++) operand[i] = read_activations(activations + i / 4 * 128 + i % 4 * 8, true);
+    for (int i = 0; i < 4 * kQuads; i++) operand[i] = read_activations(activations + i / 4 * 128 + i % 4 * 8, serves);
     const u8* const from = stages + stage * kStageBytes;
     barrier_wait(&full[stage], parity);
 

@@ -27,6 +27,9 @@ constexpr int kMostRuns = 8;
 #ifndef MOE_W2_AHEAD
 #define MOE_W2_AHEAD 5
 #endif
+#ifndef MOE_W2_STAGED
+#define MOE_W2_STAGED 1
+#endif
 #ifndef MOE_W2_BLOCKS
 #define MOE_W2_BLOCKS (TOKENS == 4 ? 4 : 3)
 #endif
@@ -56,14 +59,14 @@ struct Cut {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRoundSlots = SPECIALISED ? 1 : kWarps / kRanges * kStepSlots;  // specialised: one round
   // Where a warp has several runs, the activations go to shared memory first: from L2 each run would wait for
-  // its own. Rows are padded so that eight of them meet in no bank; the last row is zeros.
-  static constexpr bool kStaged = kUnitRuns && kWarpRuns > 1;
+  // its own. Rows are padded so that eight of them meet in no bank.
+  static constexpr bool kStaged = kUnitRuns && kWarpRuns > 1 && MOE_W2_STAGED;
 #if SPECIALISED
   static constexpr int kRowBytes = INNER * 2 + 16;
 #else
   static constexpr int kRowBytes = 16;
 #endif
-  static constexpr int kStagedBytes = kStaged ? (kSlots + 1) * kRowBytes : 16;
+  static constexpr int kStagedBytes = kStaged ? kSlots * kRowBytes : 16;
   static constexpr int kKept = kRanges == 1 ? 1 : kRuns;  // sums of a slot that are added up at the end
   static constexpr int kBlocks = MOE_W2_BLOCKS;
 };
@@ -136,12 +139,12 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
     const bool serves = (QUADPAIR ? row == 0 : quad == (row & 3)) && mine < places;
     const u16* activations = intermediate + (C::kList ? mine * 32 : mine * INNER + begin * run_units * 32);
     asm volatile("" : "+l"(activations));  // one address, not one for each load
-    const u8* const row_of = staged + (serves ? mine : C::kSlots) * C::kRowBytes + (serves ? begin * 64 : 0);
+    const u8* const row_of = staged + (serves ? mine : 0) * C::kRowBytes + begin * 64;
     auto multiply = [&](Sums& sum, int i, int unit) {
       uint4 operand[4];
 #pragma unroll
       for (int w = 0; w < 4; w++)
-        operand[w] = C::kStaged ? *(const uint4*)(row_of + (i * 4 + w) * 16) : read_activations(activations + (unit - begin * run_units) * 32 + w * 8,
+        operand[w] = C::kStaged ? read_shared(row_of + (i * 4 + w) * 16, serves) : read_activations(activations + (unit - begin * run_units) * 32 + w * 8,
                                       serves && (C::kWhole || unit < units));
       if (MOE_SKIP == 1) {
 #pragma unroll
@@ -178,7 +181,6 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
 #pragma unroll 1
         for (int n = threadIdx.x; n < slots * chunks; n += C::kThreads)
           *(uint4*)(staged + n / chunks * C::kRowBytes + n % chunks * 16) = read_activations(intermediate + n * 8, true);
-        if (threadIdx.x < chunks) *(uint4*)(staged + C::kSlots * C::kRowBytes + threadIdx.x * 16) = make_uint4(0, 0, 0, 0);
       }
       __syncthreads();      // keeps the loads in front
     }

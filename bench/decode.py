@@ -638,9 +638,10 @@ def measure(cuda: Cuda, which: str) -> None:
 def profile(cuda: Cuda) -> None:
     """One call at each M, for ncu."""
     bank = Bank(FIRST, 1, every=False)
-    decode = Decode(cuda, "first", 0, 4, False, bank, dependent=False)
-    for m in (1, 2, 4, 8):
+    decode = Decode(cuda, "first", 0, 4, False, bank, ("v56", "vb"), dependent=False)
+    for m in (1, 4, 8):
         decode.once(random_call(FIRST, m, m))
+    Decode(cuda, "first", 0, 4, False, bank, ("v56", "vb"), dependent=False, stream="s3x2").once(random_call(FIRST, 8, 8))
     torch.cuda.synchronize()
 
 

@@ -26,7 +26,8 @@ AHEAD = 16
 with 4 the disk was idle now and then, more than 16 gained nothing."""
 
 BATCH_BYTES = 1 << 20
-"""Codes of one matrix of the experts that are read at once; the operations' operands still fit a core's cache."""
+"""Codes of one matrix of the experts that are read at once. Two threads that read small experts one by one
+spent more than half of their time on passing Python's lock to each other (docs/loading.md)."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of experts done and of all experts, in the thread that loads."""
@@ -44,8 +45,8 @@ def prepare(
 
     `readers` threads read, as many as there are processors if not given (at most 4). Raises
     BackendError if source and shape disagree, and what the source raises; the source can be read
-    again after that. Whatever ends the loading, a
-    KeyboardInterrupt too, the threads have ended when it is raised.
+    again after that. Whatever ends the loading, a KeyboardInterrupt too, the threads have ended when
+    it is raised.
     """
     if source.experts != shape.experts:
         raise BackendError(f"source with {source.experts} experts for banks with {shape.experts}")

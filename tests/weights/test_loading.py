@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from sm70_moe.errors import CheckpointError
+from sm70_moe.errors import BackendError, CheckpointError
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.layout import BankLayout, BankShape, Metadata
+from sm70_moe.weights.banks import allocate
 from sm70_moe.weights.codes import ExpertCodes
-from sm70_moe.weights.loading import prepare
+from sm70_moe.weights.loading import batch_size, prepare
 from sm70_moe.weights.readers import each
 from sm70_moe.weights.rows import ExpertRows
 
@@ -77,6 +78,48 @@ def test_row_words_are_read_where_a_source_has_them() -> None:
 
     banks, plain = (prepare(source, LAYOUT, SHAPE, "cpu") for source in (Rows(), SOURCE))
     assert all(np.array_equal(banks.w2.dequantise(e), plain.w2.dequantise(e)) for e in range(12))
+
+
+class Batches:
+    """A source that gives several experts at once, and never one where there are more."""
+
+    experts = SHAPE.experts
+
+    def read(self, expert: int, group: int) -> ExpertCodes:
+        raise AssertionError("read_batch is there")
+
+    def read_batch(self, experts: range, group: int) -> ExpertRows:
+        return ExpertRows.stacked([ExpertRows.of(SOURCE.read(expert, group)) for expert in experts])
+
+
+@pytest.mark.parametrize("order", ["tile32x8", "octet32"])
+@pytest.mark.parametrize("metadata", list(Metadata))
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_batch_writes_what_its_experts_write(
+    order: str, metadata: Metadata, interleaved: bool, batched: bool
+) -> None:
+    """In every layout, every byte."""
+    layout = BankLayout(order, metadata, 32, interleaved, batched)
+    found, expected = (prepare(source, layout, SHAPE, "cpu") for source in (Batches(), SOURCE))
+    for bank, other in ((found.w13, expected.w13), (found.w2, expected.w2)):
+        for left, right in zip(bank.tensors, other.tensors, strict=True):
+            assert torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+
+
+def test_batches_are_bounded() -> None:
+    """About a MiB of codes of a matrix, at most 16 experts, at least one."""
+    sizes = {(2560, 160): 5, (64, 32): 16, (4096, 14336): 1, (2048, 512): 2}
+    assert {size: batch_size(BankShape(512, *size)) for size in sizes} == sizes
+
+
+def test_a_batch_that_does_not_fit_is_refused() -> None:
+    """Experts beyond the last, and another number of experts than was said."""
+    banks, rows = allocate(LAYOUT, SHAPE, "cpu"), Batches().read_batch(range(2), 32)
+    for experts, named in ((range(11, 13), "expert 12"), (range(3), "experts 0 to 2 gate")):
+        with pytest.raises(BackendError, match=named):
+            banks.fill_batch(experts, rows)
+    assert banks.filled == set()
 
 
 @pytest.mark.parametrize("threads", [1, 4])

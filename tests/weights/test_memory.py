@@ -32,27 +32,28 @@ def load(folder, layer):
 load(sys.argv[1], 0)  # what torch, threads and allocators take once is not the loading's
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = status("VmRSS")
-banks = [load(sys.argv[2], layer) for layer in range(4)]
+banks = [load(sys.argv[2], layer) for layer in range(3)]
 print(json.dumps({"taken": status("VmHWM") - before, "banks": [bank.nbytes for bank in banks]}))
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's count of peak memory")
 def test_loading_takes_the_banks_and_little_more(tmp_path: Path) -> None:
-    """Four layers of 15 MiB banks a rank, read by two threads: the peak stays under the banks and half a layer.
+    """Three layers of 30 MB banks a rank, read by two threads: the peak stays under the banks and one layer.
 
-    The whole files have twice the banks' size, so neither files nor codes of a layer are ever held.
+    The files have twice the banks' size, and codes twice that of words: neither is ever held for a layer.
     """
-    sizes = {"hidden": 1024, "intermediate": 512, "top_k": 2, "group": 32, "seed": 0}
+    sizes = {"hidden": 2048, "intermediate": 1024, "top_k": 2, "group": 32, "seed": 0}
     write_sample(tmp_path / "one", **sizes, experts=4, layers=1)
-    write_sample(tmp_path / "four", **sizes, experts=32, layers=4)
+    write_sample(tmp_path / "three", **sizes, experts=16, layers=3)
     found = json.loads(
         subprocess.run(
-            [sys.executable, "-c", LOAD, str(tmp_path / "one"), str(tmp_path / "four")],
+            [sys.executable, "-c", LOAD, str(tmp_path / "one"), str(tmp_path / "three")],
             capture_output=True,
             text=True,
             check=True,
         ).stdout
     )
-    assert found["banks"] == [32 * 3 * 1024 * 256 // 2 + 32 * 3 * 1024 * 256 // 32 * 3] * 4
-    assert found["taken"] < sum(found["banks"]) + found["banks"][0] // 2
+    weights = 16 * 3 * 2048 * 512
+    assert found["banks"] == [weights // 2 + weights // 32 * 3] * 3
+    assert found["taken"] < sum(found["banks"]) + found["banks"][0]

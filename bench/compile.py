@@ -63,7 +63,9 @@ def main() -> None:
         (OUT / f"{name}.cubin").write_bytes(image)
         if ".v" in name or ".s" in name and "stream" in name:
             for k in census(image):
-                print(f"{name:28s} {k.kernel:8s} regs {k.registers:3d} local {k.local} late {k.late_loads} n {k.instructions}")
+                print(
+                    f"{name:28s} {k.kernel:8s} regs {k.registers:3d} local {k.local} late {k.late_loads} n {k.instructions}"
+                )
 
 
 if __name__ == "__main__":

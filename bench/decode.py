@@ -61,30 +61,27 @@ class Plan:
     volta: bool
     special: bool
     warps: dict[int, int]
-    quads: int = 2
+    most: int = 0  # tokens of a W2 block, where not chosen by the number of tokens
 
     def w13(self, tokens: int) -> tuple[str, tuple[int, int], int]:
-        most = 1 if tokens == 1 else 4 if tokens <= 4 else 8
-        halves = not self.volta and most <= 4
-        octets_each = 1 if self.volta or halves else 2
-        units = (2 if halves else 1) * 4 * (4 if self.volta else self.quads)
-        warps = min(16 if self.quads == 2 or self.volta else 20, up(self.shape.hidden // 32, units)) if self.special else 8
-        return f"w13_{most}", (up(self.shape.inner // 4, octets_each), tokens * self.shape.top_k), 32 * warps
+        warps = min(16, up(self.shape.hidden // 32, 16)) if self.special else 8
+        return f"w13_{1 if tokens == 1 else 8}", (self.shape.inner // 4, tokens * self.shape.top_k), 32 * warps
 
     def w2(self, tokens: int) -> tuple[str, tuple[int, int], int]:
         """Kernel, grid, threads."""
-        most = 1 if tokens == 1 else 2 if tokens == 2 else 4
+        most = self.most or (1 if tokens == 1 else 2 if tokens == 2 else 4)
+        name = "w2_8" if tokens > 4 and not self.most else f"w2_{most}"
         grid = self.shape.hidden // 8, up(tokens, most)
         if not self.special:
-            return f"w2_{most}", grid, 256
+            return name, grid, 256
         units, slots = self.shape.inner // 32, most * self.shape.top_k
         runs = up(units, up(units, 8))
         places = 4 if self.volta else 8
         if not self.volta and units <= 8 and most <= 2 and up(slots * runs, 8) <= 16:
-            return f"w2_{most}", grid, 32 * up(slots * runs, 8)
+            return name, grid, 32 * up(slots * runs, 8)
         groups = up(slots, places)
-        warps = self.warps.get(most) or (10 if self.volta else 5 if most == 4 else 16)
-        return f"w2_{most}", grid, 32 * groups * max(1, min(warps // groups, runs))
+        warps = self.warps.get(most) or ((16 if most == 4 else 10) if self.volta else 5 if most == 4 else 16)
+        return name, grid, 32 * groups * max(1, min(warps // groups, runs))
 
 
 class Bank:
@@ -173,27 +170,32 @@ class Bank:
 class Decode:
     """Kernels of one version, bound to a bank."""
 
-    def __init__(self, cuda: Cuda, geometry: str, order: int, metadata: int, volta: bool, bank: Bank,
-                 variants: tuple[str, str] = ("", ""), dependent: bool = True, carveout: int | None = None, stream: str = "") -> None:
+    def __init__(
+        self,
+        cuda: Cuda,
+        geometry: str,
+        order: int,
+        metadata: int,
+        volta: bool,
+        bank: Bank,
+        variants: tuple[str, str] = ("", ""),
+        dependent: bool = True,
+        carveout: int | None = None,
+        most: int = 0,
+    ) -> None:
         self.bank, self.order, self.metadata, self.dependent = bank, order, metadata, dependent
         tag = f"{geometry}.o{order}.m{metadata}.s{int(volta)}"
-        files = [f"{source}.{geometry}.{v}" if v else f"{source}.{tag}"
-                 for source, v in zip(("decode_w13", "decode_w2"), variants, strict=True)]
+        files = [
+            f"{source}.{geometry}.{v}" if v else f"{source}.{tag}"
+            for source, v in zip(("decode_w13", "decode_w2"), variants, strict=True)
+        ]
         modules = [cuda.module((FOLDER / f"{name}.cubin").read_bytes()) for name in files]
         table = json.loads((Path(__file__).parent / "variants.json").read_text())["decode_w2"].get(variants[1], {})
         text = table.get("W2_WARPS")
         warps = {m: eval(c_to_python(text), {"TOKENS": m}) for m in (1, 2, 4)} if text else {}
-        self.plan = Plan(bank.shape, volta, geometry != "runtime", warps, 1 if variants[0] == "vq" else 2)
-        self.kernels = {f"w13_{m}": Kernel(cuda, modules[0], f"w13_{m}", KINDS13, carveout) for m in (1, 4, 8)}
-        self.stream: tuple[Kernel, int, int] | None = None
-        if stream:
-            image = (FOLDER / f"decode_w13_stream.{geometry}.{stream}.cubin").read_bytes()
-            chosen = json.loads((Path(__file__).parent / "variants.json").read_text())["decode_w13_stream"].get(stream, {})
-            s, each = bank.shape, {4: 4, 3: 3, 2: 2.5}[metadata]
-            stage = 2 * (s.hidden // 32 * 128 + int(s.hidden // s.group * 8 * each))
-            kernel = Kernel(cuda, cuda.module(image), "w13_stream", "pp" + "pppp" + "p" + "ii")
-            self.stream = kernel, 132 * int(chosen.get("STREAM_BLOCKS", 2)), stage * int(chosen.get("STAGES", 3))
-        self.kernels |= {f"w2_{m}": Kernel(cuda, modules[1], f"w2_{m}", KINDS2, carveout) for m in (1, 2, 4)}
+        self.plan = Plan(bank.shape, volta, geometry != "runtime", warps, most)
+        self.kernels = {f"w13_{m}": Kernel(cuda, modules[0], f"w13_{m}", KINDS13, carveout) for m in (1, 8)}
+        self.kernels |= {f"w2_{m}": Kernel(cuda, modules[1], f"w2_{m}", KINDS2, carveout) for m in (1, 2, 4, 8)}
 
     def sizes(self, x: torch.Tensor) -> tuple[int, ...]:
         s = self.bank.shape
@@ -202,20 +204,26 @@ class Decode:
     def w13(self, x: torch.Tensor, ids: torch.Tensor, inner: torch.Tensor, bank: Bank | None = None) -> None:
         name, grid, threads = self.plan.w13(x.shape[0])
         planes = (bank or self.bank).addresses("w13", self.order, self.metadata)
-        if self.stream and x.shape[0] > 1:
-            kernel, blocks, shared = self.stream
-            kernel.launch((blocks,), self.bank.shape.hidden // 256 * 32, x.data_ptr(), ids.data_ptr(), *planes,
-                          inner.data_ptr(), x.shape[0], self.bank.shape.experts, shared=shared)
-            return
-        self.kernels[name].launch(grid, threads, x.data_ptr(), ids.data_ptr(), *planes, inner.data_ptr(), *self.sizes(x))
+        self.kernels[name].launch(
+            grid, threads, x.data_ptr(), ids.data_ptr(), *planes, inner.data_ptr(), *self.sizes(x)
+        )
 
-    def w2(self, inner: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor,
-           bank: Bank | None = None) -> None:
+    def w2(
+        self, inner: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, bank: Bank | None = None
+    ) -> None:
         name, grid, threads = self.plan.w2(out.shape[0])
         planes = (bank or self.bank).addresses("w2", self.order, self.metadata)
-        self.kernels[name].launch(grid, threads, inner.data_ptr(), ids.data_ptr(),
-                                  weights.data_ptr(), *planes, out.data_ptr(), *self.sizes(out),
-                                  dependent=self.dependent)
+        self.kernels[name].launch(
+            grid,
+            threads,
+            inner.data_ptr(),
+            ids.data_ptr(),
+            weights.data_ptr(),
+            *planes,
+            out.data_ptr(),
+            *self.sizes(out),
+            dependent=self.dependent,
+        )
 
     def __call__(self, x, ids, weights, out, intermediate=None) -> None:  # type: ignore[no-untyped-def]
         s = self.bank.shape
@@ -294,8 +302,11 @@ def check_bounds(name: str, decode: Decode, tokens: tuple[int, ...], factor: flo
             except Exception as error:
                 note(f"{name} M={m} {kind}: {error}", False)
                 raise
-            print(f"  {name:24s} M={m} {kind:6s} w13 {r.w13:.4f} w2 {r.w2:.4f} out {r.out:.4f} exact {r.out_exact} "
-                  f"finite {r.finite} repeat {r.repeatable}", flush=True)
+            print(
+                f"  {name:24s} M={m} {kind:6s} w13 {r.w13:.4f} w2 {r.w2:.4f} out {r.out:.4f} exact {r.out_exact} "
+                f"finite {r.finite} repeat {r.repeatable}",
+                flush=True,
+            )
             note(f"{name} M={m} {kind} bounds", r.ok)
 
 
@@ -306,10 +317,12 @@ def check_rows(name: str, decode: Decode) -> None:
         whole, inner = decode.once(call)
         for m in range(1, 8):
             for start in {0, 8 - m, 3 if m <= 5 else 0}:
-                part = Call(*(t[start:start + m].contiguous() for t in (call.x, call.ids, call.weights)))
+                part = Call(*(t[start : start + m].contiguous() for t in (call.x, call.ids, call.weights)))
                 out, inside = decode.once(part)
-                note(f"{name} {kind} rows {start}+{m} of 8", same(out, whole[start:start + m]) and
-                     same(inside, inner[start:start + m]))
+                note(
+                    f"{name} {kind} rows {start}+{m} of 8",
+                    same(out, whole[start : start + m]) and same(inside, inner[start : start + m]),
+                )
         bad = call.x.clone()
         bad[2, 5] = math.inf
         bad[5, 7] = math.nan
@@ -370,8 +383,14 @@ def glance(name: str, decode: Decode) -> None:
             print(f"  glance {name} M={m} {what}: {int(off.sum())} of {off.numel()} off", flush=True)
             if off.any():
                 where = off.nonzero()[:6].tolist()
-                print("    ", where, [(float(a[tuple(w)]), float(b[tuple(w)])) for w in where],
-                      "columns", torch.bincount(off.nonzero()[:, -1] % 16, minlength=16).tolist(), flush=True)
+                print(
+                    "    ",
+                    where,
+                    [(float(a[tuple(w)]), float(b[tuple(w)])) for w in where],
+                    "columns",
+                    torch.bincount(off.nonzero()[:, -1] % 16, minlength=16).tolist(),
+                    flush=True,
+                )
                 note(f"glance {name} M={m} {what}", False)
 
 
@@ -385,15 +404,10 @@ def quick(cuda: Cuda) -> None:
     check_repeat("first", base, 50)
     for source, found in json.loads((Path(__file__).parent / "variants.json").read_text()).items():
         for v, macros in found.items():
-            if source == "decode_w13_stream":
-                streamed = Decode(cuda, "first", 0, 4, False, bank, stream=v)
-                alike(f"stream {v}", base, streamed)
-                check_rows(f"stream {v}", streamed)
-                continue
-            if "SKIP" not in macros and "W13_QUADS" not in macros:
-                check_alike(cuda, f"{source} {v}", base, "first", 0, 4, False, (v, "") if source == "decode_w13" else ("", v))
-            if "W13_QUADS" in macros:
-                glance(v, Decode(cuda, "first", 0, 4, False, bank, (v, "")))
+            if "SKIP" not in macros:
+                check_alike(
+                    cuda, f"{source} {v}", base, "first", 0, 4, False, (v, "") if source == "decode_w13" else ("", v)
+                )
     print(f"quick {len(CHECKS)} wrong {sum(not good for _, good in CHECKS)} in {time.time() - start:.0f} s", flush=True)
 
 
@@ -425,7 +439,15 @@ def check(cuda: Cuda) -> None:
     check_bounds("runtime", runtime, (1, 8), 2.0)
     check_rows("runtime", runtime)
     for order, metadata, step in ((0, 3, 0), (0, 2, 0), (1, 4, 0), (0, 4, 1)):
-        check_alike(cuda, f"runtime o{order} m{metadata} s{step}", volta if step else base, "runtime", order, metadata, bool(step))
+        check_alike(
+            cuda,
+            f"runtime o{order} m{metadata} s{step}",
+            volta if step else base,
+            "runtime",
+            order,
+            metadata,
+            bool(step),
+        )
     del bank
     for name, shape in GEOMETRIES.items():
         small = Bank(shape, 3, every=True)
@@ -449,11 +471,21 @@ GEOMETRIES = {
 }
 
 
-def check_alike(cuda: Cuda, name: str, like: Decode, geometry: str, order: int, metadata: int, volta: bool,
-                variants: tuple[str, str] = ("", "")) -> None:
+def check_alike(
+    cuda: Cuda,
+    name: str,
+    like: Decode,
+    geometry: str,
+    order: int,
+    metadata: int,
+    volta: bool,
+    variants: tuple[str, str] = ("", ""),
+) -> None:
     """Another version must give the same bits."""
-    if not all((FOLDER / f"{s}.{geometry}.{v or f'o{order}.m{metadata}.s{int(volta)}'}.cubin").exists()
-               for s, v in zip(("decode_w13", "decode_w2"), variants, strict=True)):
+    if not all(
+        (FOLDER / f"{s}.{geometry}.{v or f'o{order}.m{metadata}.s{int(volta)}'}.cubin").exists()
+        for s, v in zip(("decode_w13", "decode_w2"), variants, strict=True)
+    ):
         note(f"{name}: not compiled", False)
         return
     alike(name, like, Decode(cuda, geometry, order, metadata, volta, like.bank, variants))
@@ -506,18 +538,34 @@ class Bench:
 
     def separator(self, layer: int, distinct: bool = False) -> None:
         ids = (self.from_distinct if distinct else self.from_ids)[layer]
-        self.separate.launch((1,), 128, ids.data_ptr(), self.from_weights[layer].data_ptr(), self.ids.data_ptr(),
-                             self.weights.data_ptr(), ids.numel())
+        self.separate.launch(
+            (1,),
+            128,
+            ids.data_ptr(),
+            self.from_weights[layer].data_ptr(),
+            self.ids.data_ptr(),
+            self.weights.data_ptr(),
+            ids.numel(),
+        )
 
     def bank(self, layer: int) -> Bank:
         return self.banks[layer % len(self.banks)]
 
-    def roofline13(self, layer: int, pair: int) -> None:
+    def roofline13(self, layer: int, pair: int, wide: int = 160) -> None:
         s = self.shape
         words, groups, _, _ = self.bank(layer).addresses("w13", 0, 4)
         tiles, units = 2 * s.inner // 8 // pair, s.hidden // 32
-        self.roof13.launch((tiles, len(self.distinct[layer])), 160 * pair, words, groups, self.ids.data_ptr(),
-                           self.sink.data_ptr(), tiles, units * 128 * pair, units * 32 * pair)
+        self.roof13.launch(
+            (tiles, len(self.distinct[layer])),
+            wide * pair,
+            words,
+            groups,
+            self.ids.data_ptr(),
+            self.sink.data_ptr(),
+            tiles,
+            units * 128 * pair,
+            units * 32 * pair,
+        )
 
     def roofline2(self, layer: int, threads: int, dependent: bool, split: int = 1) -> None:
         s = self.shape
@@ -526,8 +574,19 @@ class Bench:
         loads, count = units * 10, len(self.distinct[layer])
         at_once = threads // loads
         each = next(n for n in (1, 2, 4, 8, 16) if n * at_once * split >= self.most_distinct)
-        self.roof2[each].launch((tiles, split), at_once * loads, words, groups, self.ids.data_ptr(),
-                                self.sink.data_ptr(), tiles, units * 128, units * 32, count, dependent=dependent)
+        self.roof2[each].launch(
+            (tiles, split),
+            at_once * loads,
+            words,
+            groups,
+            self.ids.data_ptr(),
+            self.sink.data_ptr(),
+            tiles,
+            units * 128,
+            units * 32,
+            count,
+            dependent=dependent,
+        )
 
     def time(self, layer: Callable[[int], None], samples: int = 9, replays: int = 8) -> tuple[float, float]:
         """Median and spread, in microseconds a layer."""
@@ -562,11 +621,13 @@ def arms(cuda: Cuda, bench: Bench, which: str) -> Iterator[tuple[str, Callable[[
         b.nothing.launch((1,), 32)
         b.nothing.launch((1,), 32)
 
-    def roof(pair: int, threads: int, dependent: bool, parts: str = "both", split: int = 1) -> Callable[[int], None]:
+    def roof(
+        pair: int, threads: int, dependent: bool, parts: str = "both", split: int = 1, wide: int = 160
+    ) -> Callable[[int], None]:
         def run(n: int) -> None:
             b.separator(n, distinct=True)
             if parts != "w2":
-                b.roofline13(n, pair)
+                b.roofline13(n, pair, wide)
             if parts != "w13":
                 b.roofline2(n, threads, dependent, split)
 
@@ -587,12 +648,15 @@ def arms(cuda: Cuda, bench: Bench, which: str) -> Iterator[tuple[str, Callable[[
     yield "floor: two empty kernels", floor
     for threads in (128, 256, 512):
         for split in (1, 2, 4):
-            if threads // 50 * split * 8 >= b.most_distinct and split <= max(1, b.tokens // 2):
+            if threads // 50 * split * 8 >= b.most_distinct and split <= b.tokens:
                 yield f"roof t{threads} s{split} plain", roof(1, threads, False, split=split)
                 yield f"roof t{threads} s{split} w2 only", roof(1, threads, False, "w2", split)
     yield "roof dependent", roof(1, 512 if b.tokens > 1 else 256, True, split=max(1, b.tokens // 4))
-    yield "roof p1 w13 only", roof(1, 256, False, "w13")
-    yield "roof p2 w13 only", roof(2, 256, False, "w13")
+    for wide in (200, 400):
+        threads, split = (128, 1) if b.tokens == 1 else (256, max(1, b.tokens // 4))
+        yield f"roof t{threads} s{split} w{wide} plain", roof(1, threads, False, split=split, wide=wide)
+    for wide in (160, 200, 400):
+        yield f"roof w13 {wide} only", roof(1, 256, False, "w13", wide=wide)
     variants = json.loads((Path(__file__).parent / "variants.json").read_text())
     base = Decode(cuda, "first", 0, 4, False, b.banks[0])
     yield "ours plain", ours(base, False)
@@ -604,16 +668,18 @@ def arms(cuda: Cuda, bench: Bench, which: str) -> Iterator[tuple[str, Callable[[
         yield f"w13 {v} only", ours(d, False, "w13")
         yield f"w13 {v} dependent", ours(d, True)
     for v in variants["decode_w2"]:
-        if b.tokens > 2:
-            d = Decode(cuda, "first", 0, 4, False, b.banks[0], ("", v))
-            yield f"w2 {v} only", ours(d, False, "w2")
-            yield f"w2 {v} dependent", ours(d, True)
-    for v in variants["decode_w13_stream"]:
-        if b.tokens > 1:
-            d = Decode(cuda, "first", 0, 4, False, b.banks[0], ("", "vb"), stream=v)
-            yield f"stream {v} only", ours(d, False, "w13")
-            yield f"stream {v} + w2 vb plain", ours(d, False)
-            yield f"stream {v} + w2 vb dependent", ours(d, True)
+        d = Decode(cuda, "first", 0, 4, False, b.banks[0], ("", v))
+        yield f"w2 {v} only", ours(d, False, "w2")
+        yield f"w2 {v} dependent", ours(d, True)
+    for carveout in (7, 14, 28):
+        d = Decode(cuda, "first", 0, 4, False, b.banks[0], carveout=carveout)
+        yield f"carveout {carveout} plain", ours(d, False)
+        yield f"carveout {carveout} dependent", ours(d, True)
+    for most in (1, 2):
+        if most < b.tokens:
+            d = Decode(cuda, "first", 0, 4, False, b.banks[0], most=most)
+            yield f"w2 by {most} only", ours(d, False, "w2")
+            yield f"w2 by {most} dependent", ours(d, True)
 
 
 def measure(cuda: Cuda, which: str) -> None:
@@ -628,7 +694,10 @@ def measure(cuda: Cuda, which: str) -> None:
             table.setdefault(name, {})[tokens] = median
             print(f"   {name:32s} {median:7.2f} +-{spread:5.2f}", flush=True)
         note(f"M={tokens} outputs written", bool(torch.isfinite(bench.out).all()))
-    roofs = {m: min(t[m] for n, t in table.items() if n.startswith("roof") and n.endswith("plain") and m in t) for m in (1, 2, 4, 8)}
+    roofs = {
+        m: min(t[m] for n, t in table.items() if n.startswith("roof") and n.endswith("plain") and m in t)
+        for m in (1, 2, 4, 8)
+    }
     print("\nus per layer (ratio to the fastest plain roofline of this run)")
     for name, row in table.items():
         cells = (f" {row[m]:7.2f} {row[m] / roofs[m]:5.2f}x" if m in row else " " * 15 for m in roofs)
@@ -638,10 +707,9 @@ def measure(cuda: Cuda, which: str) -> None:
 def profile(cuda: Cuda) -> None:
     """One call at each M, for ncu."""
     bank = Bank(FIRST, 1, every=False)
-    decode = Decode(cuda, "first", 0, 4, False, bank, ("v56", "vb"), dependent=False)
+    decode = Decode(cuda, "first", 0, 4, False, bank, dependent=False)
     for m in (1, 4, 8):
         decode.once(random_call(FIRST, m, m))
-    Decode(cuda, "first", 0, 4, False, bank, ("v56", "vb"), dependent=False, stream="s3x2").once(random_call(FIRST, 8, 8))
     torch.cuda.synchronize()
 
 
@@ -657,8 +725,14 @@ def rehearse() -> None:
         print(Trial("rehearsal", "torch", run, Reference(bank.read, 16), 64, factor=2.0).judge(kind(shape, 3, 1)))
 
 
-def slow(bank: Bank, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor,
-         intermediate: torch.Tensor | None = None) -> None:
+def slow(
+    bank: Bank,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    intermediate: torch.Tensor | None = None,
+) -> None:
     """The contract's arithmetic in FP64, one slot after the other."""
     out.zero_()
     for t in range(x.shape[0]):

@@ -78,7 +78,8 @@ def admit(
 ) -> Admission:
     """Decide every feature and every unflagged route of the policy for one layer.
 
-    `objections` are findings from elsewhere, by feature: other ranks have some. Raises SettingsError if a flag of the policy has a value that is not accepted.
+    `objections` are findings from elsewhere, by feature: other ranks have some.
+    Raises SettingsError if a flag of the policy has a value that is not accepted.
     """
     case = _Case(policy, settings, facts, machine, objections)
     for route in policy.routes:  # first: a feature is worth nothing on a layer that has no last resort

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -16,6 +17,22 @@ from sm70_moe.weights.shard import split
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64)
+
+
+MOST_ALIGNMENT = 256
+"""Bytes; no condition of a policy asks for more."""
+
+MOST_KINDS = 4096
+"""Kinds of calls that a layer remembers before it forgets them all: as many as shapes that an engine sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What all calls of one kind have in common: their route (None without tokens), and whether ids or
+    router weights are converted."""
+
+    route: str | None
+    converts: bool
 
 
 class MoELayer:
@@ -32,6 +49,7 @@ class MoELayer:
         self.plan, self.banks = plan, banks
         self.first = split(facts.experts or 0, facts.expert_parallel or 1, facts.expert_rank or 0).start
         self.runs: dict[str, Callable[..., None]] = {r.name: backends[r.backend].run for r in plan.routes}
+        self._kinds: dict[tuple[object, ...], Kind] = {}
         for name in dict.fromkeys(route.backend for route in plan.routes):
             ready = getattr(backends[name], "ready", None)
             if ready is not None:  # what a first call would load and allocate, which a graph could not capture
@@ -49,17 +67,42 @@ class MoELayer:
         An id outside of the experts makes its slot contribute exactly zero. Raises BackendError
         for shapes, dtypes or devices that do not fit, and for an `out` that overlaps an input.
         """
-        self._check(x, ids, weights, out)
+        given = out
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        ids, weights = local_ids(narrow_ids(ids), self.first), weights.to(torch.float32)
-        facts = CallFacts(*(TensorFacts.of(tensor) for tensor in (x, ids, weights, out)))
-        route = self.plan.route(facts)
-        if route is not None:
-            self.runs[route.name](self.banks, x, ids, weights, out)
+        address = x.data_ptr() | out.data_ptr() | MOST_ALIGNMENT
+        # everything that a plan may look at; what it says of such a call does not change
+        seen = (
+            *(x.shape, x.stride(), x.dtype, x.device, address & -address),
+            *(out.shape, out.stride(), out.dtype),
+            *(ids.shape, ids.stride(), ids.dtype),
+            *(weights.shape, weights.stride(), weights.dtype),
+        )
+        kind = self._kinds.get(seen)
+        if kind is None:
+            kind = self._kind(seen, x, ids, weights, out)
+        if kind.converts:
+            if given is not None:  # the backend sees copies, which overlap nothing
+                check_overlap({"ids": ids, "weights": weights}, {"out": out})
+            ids, weights = local_ids(narrow_ids(ids), self.first), weights.to(torch.float32)
+        if kind.route is not None:
+            self.runs[kind.route](self.banks, x, ids, weights, out)
         return out
 
-    def _check(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None) -> None:
+    def _kind(
+        self, seen: tuple[object, ...], x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
+    ) -> Kind:
+        """Check a call of a kind that was not seen before, and ask the plan for its route."""
+        self._check(x, ids, weights, out)
+        converts = bool(self.first) or ids.dtype != torch.int32 or weights.dtype != torch.float32
+        inner = (local_ids(narrow_ids(ids), self.first), weights.to(torch.float32)) if converts else (ids, weights)
+        route = self.plan.route(CallFacts(*(TensorFacts.of(tensor) for tensor in (x, *inner, out))))
+        if len(self._kinds) >= MOST_KINDS:
+            self._kinds.clear()
+        self._kinds[seen] = kind = Kind(route.name if route else None, converts)
+        return kind
+
+    def _check(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         hidden = self.banks.shape.hidden
         if x.device != self.banks.device:
             raise BackendError(f"x is on {x.device}; accepted: {self.banks.device}, where the banks are")
@@ -71,9 +114,8 @@ class MoELayer:
                 raise BackendError(f"{name} has shape {tuple(tensor.shape)}; accepted: {slots}")
             if tensor.dtype not in dtypes:
                 raise BackendError(f"{name} has dtype {tensor.dtype}; accepted: {', '.join(map(str, dtypes))}")
-        if out is not None:
-            check_overlap({"x": x, "ids": ids, "weights": weights}, {"out": out})
-        if out is not None and (out.shape != x.shape or out.dtype != x.dtype or out.device != x.device):
+        check_overlap({"x": x, "ids": ids, "weights": weights}, {"out": out})
+        if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
             raise BackendError(
                 f"out is {tuple(out.shape)} {out.dtype} on {out.device}; "
                 f"accepted: {tuple(x.shape)} {x.dtype} on {x.device}, as x"

@@ -40,7 +40,7 @@ def test_full_contract_admits_everything_but_tuning() -> None:
     assert set(outcomes.values()) == {Outcome.ADMITTED}
     assert [r.name for r in admission.routes] == [r.name for r in FIRST.routes]
     assert admission.layout is not None
-    assert admission.layout.tag == "tile32x8/3-byte/group-32/interleaved/batched"
+    assert admission.layout.tag == "octet32/3-byte/group-32/interleaved/batched"
 
 
 def test_refusal_lists_every_failure() -> None:
@@ -228,10 +228,10 @@ class Objector:
 @pytest.mark.parametrize(
     ("backend", "reason", "status"),
     [
-        (Objector(frozenset({"tile32x8"}), None), Reason.CHECK_BROKE, Status.ERROR),
+        (Objector(frozenset({"octet32"}), None), Reason.CHECK_BROKE, Status.ERROR),
         (Objector(frozenset({"other"}), ()), Reason.LAYOUT_UNREADABLE, Status.FAIL),
         (
-            Objector(frozenset({"tile32x8"}), (Finding.failed("lanes", Reason.HIDDEN, 64, 2560),)),
+            Objector(frozenset({"octet32"}), (Finding.failed("lanes", Reason.HIDDEN, 64, 2560),)),
             Reason.HIDDEN,
             Status.FAIL,
         ),
@@ -429,7 +429,7 @@ def test_a_check_that_gives_no_findings_is_an_error(answer: Any) -> None:
             return answer
 
     machine = fake_machine()
-    backends = MappingProxyType({**machine.backends, "qpn": Odd(frozenset({"tile32x8"}), ())})
+    backends = MappingProxyType({**machine.backends, "qpn": Odd(frozenset({"octet32"}), ())})
     decision = first(machine=replace(machine, backends=backends)).decision("qpn_m1")
     assert decision.reasons == (Reason.CHECK_BROKE,)
 
@@ -442,5 +442,5 @@ def test_a_check_written_as_a_generator_counts() -> None:
             yield Finding.failed("lanes", Reason.HIDDEN, 64, 2560)
 
     machine = fake_machine()
-    backends = MappingProxyType({**machine.backends, "qpn": Yields(frozenset({"tile32x8"}), ())})
+    backends = MappingProxyType({**machine.backends, "qpn": Yields(frozenset({"octet32"}), ())})
     assert first(machine=replace(machine, backends=backends)).decision("qpn_m1").reasons == (Reason.HIDDEN,)

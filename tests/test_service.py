@@ -175,7 +175,8 @@ def test_required_nowhere_is_refused_at_close() -> None:
 def test_a_required_flag_may_belong_to_other_layers_of_a_mixed_model() -> None:
     """Under admit-the-rest a layer of another policy does not refuse the flag, as long as one layer has it."""
     lenient = [
-        p.model_copy(update={"on": p.on.model_copy(update={"mixed_model": "admit-the-rest"})}) for p in shipped_policies()
+        p.model_copy(update={"on": p.on.model_copy(update={"mixed_model": "admit-the-rest"})})
+        for p in shipped_policies()
     ]
     operator = settings(VLLM_SM70_AWQ_QWEN38_QPN_M1="1")
     for last, met in ((facts(1), True), (facts(1, hidden=1024), False)):

@@ -40,8 +40,11 @@ def native_findings(backend: str, device: Finding, where: Device | None, machine
 def missing_image(build: Build, backend: str, architecture: str) -> Finding:
     """No machine code: of this backend at all, or for this architecture."""
     there = sorted(build.images_of(backend))
-    hint = "" if there else f"this build has no kernels of backend {backend!r}"
-    return Finding.failed("native image", Reason.ARCH_MISSING, there or sorted(build.images), architecture, hint)
+    if not there:
+        return Finding.failed(
+            "native image", Reason.ARCH_MISSING, f"kernels of backend {backend!r}", "none in this build"
+        )
+    return Finding.failed("native image", Reason.ARCH_MISSING, there, architecture)
 
 
 def self_test(result: str | None, device: str) -> Finding:

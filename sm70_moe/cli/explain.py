@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,9 @@ from sm70_moe.decision import Plain, Status
 from sm70_moe.errors import SettingsError
 from sm70_moe.explanation import Line, group_record, heading, line_text, lines_of, memory_line, refusal_lines
 from sm70_moe.facts import CallFacts
+from sm70_moe.kernels import Broken
 from sm70_moe.layergroup import LayerGroup, collapse
-from sm70_moe.machine import Device, Machine, probe
+from sm70_moe.machine import CPU, Device, Machine, probe
 from sm70_moe.plan import Plan
 from sm70_moe.policy import choose_policy, load_policies
 from sm70_moe.settings import Settings
@@ -56,6 +58,8 @@ def explain(
     for notice in settings.notices(policies):
         typer.echo(f"warning: {notice.text}", err=True)
     machine = probe(kernels=settings.kernels) if capability is None else pretended(capability, settings.kernels)
+    if capability is not None:
+        typer.echo(f"note: a GPU of capability {capability} is pretended, and its self-tests to have passed", err=True)
     device = machine.devices[0].name
     checkpoint = Checkpoint.open(folder)
     admissions: list[Admission] = []
@@ -79,13 +83,17 @@ def explain(
 
 
 def pretended(capability: str, kernels: Path | None) -> Machine:
-    """This machine, as if it had one GPU of that compute capability."""
+    """This machine, as if it had one GPU of that compute capability on which every self-test passes."""
     match = re.fullmatch("([0-9]{1,2})[.]([0-9])", capability)
     if match is None:
         raise SettingsError(f'--capability {capability[:20]!r}: accepted is MAJOR.MINOR, such as "7.0"')
     major, minor = match.groups()
     device = Device("cuda:0", (int(major), int(minor)), "as told by --capability")
-    return probe(kernels=kernels, devices=(device,))
+    found = probe(kernels=kernels, devices=(), native=True)
+    natives = (name for name, backend in found.backends.items() if not isinstance(backend, Broken) and backend.native)
+    passed = {(device.name, name): "" for name in natives}
+    build = found.build and replace(found.build, self_tests=passed)
+    return replace(found, devices=(device, CPU), build=build)
 
 
 def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:

@@ -62,6 +62,14 @@ class CudaDriver:
             self._check(kernel, *self._cuda.cuKernelGetFunction(found.handle))
         return _Loaded(kernel, code, found)
 
+    def threads(self, device: int, kernel: object) -> int:
+        """See `launch.Driver`."""
+        assert isinstance(kernel, _Loaded)
+        attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        handle = self._check("device", *self._cuda.cuDeviceGet(device))
+        found = self._check(kernel.name, *self._cuda.cuKernelGetAttribute(attribute, kernel.found.handle, handle))
+        return int(found)
+
     def prepare(self, device: int, kernel: object, config: Config) -> Fire:
         """A function that launches; see `launch.Fire`."""
         assert isinstance(kernel, _Loaded)

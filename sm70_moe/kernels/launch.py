@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -84,6 +85,9 @@ class Driver(Protocol):
 
     def load(self, device: int, image: bytes, kernel: str) -> object:
         """A handle of one kernel of a cubin, loaded on the device."""
+
+    def threads(self, device: int, kernel: object) -> int:
+        """Threads a block that a loaded kernel's `__launch_bounds__` allow."""
 
     def prepare(self, device: int, kernel: object, config: Config) -> Fire:
         """What launches a loaded kernel with this configuration."""
@@ -210,7 +214,7 @@ class Launcher:
         launches = []
         for step in steps:
             kernel, handle = self._kernel(step, sizes)
-            config = config_of(step, kernel)
+            config = config_of(step, kernel, partial(self.driver.threads, self.device, handle))
             launches.append((kernel, self.driver.prepare(self.device, handle, config), step.values))
         return Program(launches, varying, values)
 
@@ -229,13 +233,13 @@ class Launcher:
             return manifest.kernels[step.kernel], self._loaded[key]
 
 
-def config_of(step: Step, kernel: Kernel) -> Config:
-    """A step's launch. Raises BackendError for a grid beyond CUDA's limits."""
+def config_of(step: Step, kernel: Kernel, bound: Callable[[], int]) -> Config:
+    """A step's launch; `bound` gives a kernel's launch bound. Raises BackendError for a grid beyond CUDA's limits."""
     x, y, z = (*step.grid, 1, 1, 1)[:3]
     for size, limit in zip((x, y, z), GRID_LIMITS, strict=True):
         if not 1 <= size <= limit or len(step.grid) > len(GRID_LIMITS):
             raise BackendError(f"kernel {kernel.name!r}: grid {step.grid}, accepted are 1 to {GRID_LIMITS} blocks")
-    threads = kernel.threads if step.threads is None else step.threads
+    threads = step.threads or kernel.threads or bound()
     shared = kernel.shared if step.shared is None else step.shared
     return Config((x, y, z), threads, shared, step.dependent, step.cooperative)
 

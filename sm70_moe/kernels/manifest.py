@@ -24,6 +24,7 @@ KINDS: Mapping[str, tuple[str, int]] = MappingProxyType(
 )
 """Kind of an argument -> its `struct` code and bytes."""
 
+BOUNDS = "bounds"  # threads: as many as the compiled kernel's __launch_bounds__ allow
 MOST_THREADS = 1024  # CUDA's limit of threads in a block, all architectures
 
 
@@ -41,7 +42,10 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A `__global__` function: its parameters, threads a block, dynamic shared memory in bytes."""
+    """A `__global__` function: its parameters, threads a block, dynamic shared memory in bytes.
+
+    `threads` is 0 where a version's own `__launch_bounds__` say how many.
+    """
 
     name: str
     arguments: tuple[Argument, ...]
@@ -54,13 +58,15 @@ class Kernel:
 class Axis:
     """A macro with one version of the source for each value.
 
-    `tests` has the values that only test builds hold, each with its architectures.
+    `tests` has the values that only test builds hold, each with its architectures; `runtime` those
+    that no specialised version has.
     """
 
     name: str
     macro: str
     values: Mapping[str, int]
     tests: Mapping[str, tuple[str, ...]]
+    runtime: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +186,20 @@ def _axis(name: str, table: _Table) -> Axis:
     tests = _Table(table.get("tests", dict, {}), f"axes.{name}.tests.")
     only = {value: tests.names(value, ARCHITECTURES) for value in values if value in tests.content}
     tests.done()
+    runtime = table.names("runtime", tuple(values))
     macro = table.get("macro", str, "")
     table.done()
     if not macro.isidentifier():
         raise _Fault(f"axes.{name}.macro: found {macro!r}, accepted is the name of a macro")
-    return Axis(name, macro, MappingProxyType(values), MappingProxyType(only))
+    return Axis(name, macro, MappingProxyType(values), MappingProxyType(only), runtime)
 
 
 def _kernel(name: str, table: _Table) -> Kernel:
     arguments = tuple(_argument(f"kernels.{name}.arguments", text) for text in table.names("arguments", None))
-    threads = table.get("threads", int, 0)
-    if not 0 < threads <= MOST_THREADS:
-        raise _Fault(f"kernels.{name}.threads: found {threads}, accepted are 1 to {MOST_THREADS}")
+    threads = 0 if table.content.get("threads") == BOUNDS else table.get("threads", int, 0)
+    table.read.add("threads")
+    if table.content.get("threads") != BOUNDS and not 0 < threads <= MOST_THREADS:
+        raise _Fault(f"kernels.{name}.threads: found {threads}, accepted are 1 to {MOST_THREADS}, or {BOUNDS!r}")
     if len({argument.name for argument in arguments}) < len(arguments):
         raise _Fault(f"kernels.{name}.arguments: a name stands twice")
     shared = table.get("shared", int, 0)

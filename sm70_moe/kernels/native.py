@@ -57,7 +57,7 @@ class NativeBackend:
 
     @property
     def orders(self) -> Set[str]:
-        return self.route.orders if self.route else frozenset({"tile32x8"})
+        return self.route.orders if self.route else frozenset({"tile32x8", "octet32"})
 
     def configured(self, folder: Path | None, dependent: bool) -> NativeBackend:
         """The same backend for another build, or with dependent launch on or off."""

@@ -73,5 +73,31 @@ def bank_arguments(planes: Mapping[str, int]) -> dict[str, float]:
     return {name: planes.get(name, 0) for name in PLANES}
 
 
-STEPS: Mapping[str, Route] = {}
+SOURCES = ("decode_w13", "decode_w2")
+OCTET = 8
+
+
+def decode(case: Case) -> tuple[Step, ...]:
+    """W13 and W2 for up to 8 tokens: two launches, no plan between them.
+
+    W13 has a block for each octet of interleaved columns and each slot; blocks whose expert an
+    earlier slot has leave at once. W2 has a block for each octet of output columns and one, two or
+    four tokens.
+    """
+    axes = {"metadata": case.layout.metadata.value, "order": case.layout.order}
+    most = min(4, 1 << (case.tokens - 1).bit_length())
+    w13 = 2 * case.shape.intermediate // OCTET, case.tokens * case.top_k
+    w2 = case.shape.hidden // OCTET, -(-case.tokens // most)
+    return (
+        Step("decode_w13", "w13_1" if case.tokens == 1 else "w13_8", grid=w13, axes=axes),
+        Step("decode_w2", f"w2_{most}", grid=w2, axes=axes, dependent=case.dependent),
+    )
+
+
+def decode_route(first: int, last: int) -> Route:
+    orders, metadata = frozenset({"octet32", "tile32x8"}), ("4-byte", "3-byte", "2.5-byte")
+    return Route(decode, sources=SOURCES, first=first, last=last, orders=orders, metadata=metadata)
+
+
+STEPS: Mapping[str, Route] = {"qpn": decode_route(1, 1), "grouped": decode_route(2, 8)}
 """Backend -> how it runs. A native backend without a row has no kernels yet, and admission says so."""

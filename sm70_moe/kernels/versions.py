@@ -111,6 +111,8 @@ def _values(axis: Axis, geometry: Geometry | None, architecture: str, tests: boo
     for value in axis.values:
         if value in axis.tests and not (tests and architecture in axis.tests[value]):
             continue
+        if geometry is not None and value in axis.runtime:
+            continue
         if axis.name == GROUP and geometry is not None and value != str(geometry.group):
             continue
         yield value

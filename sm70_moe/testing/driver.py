@@ -39,13 +39,15 @@ class FakeDriver:
     """Keeps the `Driver` protocol of `sm70_moe.kernels.launch`.
 
     `kinds` gives each kernel's arguments ("ptr", "i32", ...). `compute` is called for every launch,
-    with the memory by address. `refuses` is what the driver says to every launch, if it is not "".
+    with the memory by address. `bound` is every kernel's launch bound. `refuses` is what the driver
+    says to every launch, if it is not "".
     """
 
     kinds: Mapping[str, Sequence[str]]
     compute: Callable[[Launched, Mapping[int, NDArray[Any]]], None] = lambda launched, memory: None
     refuses: str = ""
     name: str = "sm_70"
+    bound: int = 256
     loaded: list[tuple[int, bytes, str]] = field(default_factory=list)
     launched: list[Launched] = field(default_factory=list)
     memory: dict[int, NDArray[Any]] = field(default_factory=dict)
@@ -56,6 +58,9 @@ class FakeDriver:
     def load(self, device: int, image: bytes, kernel: str) -> object:
         self.loaded.append((device, image, kernel))
         return kernel
+
+    def threads(self, device: int, kernel: object) -> int:
+        return self.bound
 
     def prepare(self, device: int, kernel: object, config: Config) -> Fire:
         def fire(stream: int, table: int) -> None:

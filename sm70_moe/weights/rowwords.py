@@ -54,7 +54,7 @@ def transposed(words: torch.Tensor, order: Nibbles) -> torch.Tensor:
     eights = words.view(*leading, rows // WORD_ROWS, WORD_ROWS, width)
     places = torch.stack([eights[..., ROW_ORDER.index(place), :] for place in range(WORD_ROWS)])
     # numpy works on the same memory and is a third faster in these loops
-    swap(places if places.is_cuda else places.numpy())
+    swap(places.numpy() if places.device.type == "cpu" else places)
     return torch.stack([places[nibble] for nibble in order], dim=-1).flatten(-2)
 
 

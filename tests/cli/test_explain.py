@@ -39,7 +39,7 @@ def test_json_is_complete(command, contract: Path) -> None:
     assert group["count"] == 4
     assert group["route"] == "legacy"
     assert group["facts"]["tensor_rank"] == 3
-    assert group["layout"] == "tile32x8/3-byte/group-32/interleaved/batched"
+    assert group["layout"] == "octet32/3-byte/group-32/interleaved/batched"
     assert {d["feature"]: d["outcome"] for d in group["decisions"]}["qpn_m1"] == "fell back"
     assert len(group["plan"]) == 64
 

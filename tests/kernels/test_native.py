@@ -15,7 +15,7 @@ CONTRACT = BankShape(experts=512, hidden=2560, intermediate=160)
 def test_declared() -> None:
     """A native backend can be asked everything that admission needs."""
     backend = NativeBackend("qpn")
-    assert (backend.name, backend.native, backend.orders) == ("qpn", True, {"tile32x8"})
+    assert (backend.name, backend.native, backend.orders) == ("qpn", True, {"tile32x8", "octet32"})
     assert backend.check(LayerFacts(layer="a")) == ()
 
 

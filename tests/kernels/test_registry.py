@@ -49,7 +49,7 @@ def test_built_in_backends() -> None:
         assert isinstance(backend, Backend)
         assert backend.name == name
         assert backend.native is (name != "legacy")
-        assert backend.orders == ({"tile32x8", "octet32"} if name == "legacy" else {"tile32x8"})
+        assert backend.orders == {"tile32x8", "octet32"}
 
 
 def test_module_function_reads_the_installed_ones() -> None:

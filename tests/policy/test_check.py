@@ -101,7 +101,10 @@ RELATIONS = {
         [('doc = "Banks."', 'doc = "Banks."\nenv = ["VLLM_SM70_FAST"]')],
         [("features.fast.env[0]", "banks")],
     ),
-    "one variable twice in a feature": ([('["VLLM_SM70_FAST"]', '["VLLM_SM70_FAST", "VLLM_SM70_FAST"]')], [("features.fast.env[1]", "VLLM_SM70_FAST")]),
+    "one variable twice in a feature": (
+        [('["VLLM_SM70_FAST"]', '["VLLM_SM70_FAST", "VLLM_SM70_FAST"]')],
+        [("features.fast.env[1]", "VLLM_SM70_FAST")],
+    ),
     "variable of another feature's name": (
         [('["VLLM_SM70_FAST"]', '["SM70_MOE_BANKS"]')],
         [("features.fast.env[0]", "banks")],

@@ -1,11 +1,12 @@
 // W13, SwiGLU: x (M, H) -> intermediate (M, k, I), for up to 8 tokens.
 //
-// One block owns one or two octets of interleaved gate and up columns of one expert, over all of K.
+// One block owns one octet of interleaved gate and up columns of one expert, over all of K.
 // Its warps share K out among them; everything that a thread reads of the weights is requested
 // before the first tensor-core step, so a launch has all of its bytes in flight.
 //
 // Grouped without a plan: block (., slot) reads all ids, serves its expert for every token that chose
-// it, and leaves if an earlier slot has the same id. Tokens are the columns of the tensor-core step.
+// it (four of them; a second block serves the rest), and leaves if another one does. Tokens are the
+// columns of the tensor-core step.
 //
 // The bits of a result depend on K's grouping into partial sums only: "parts" of kQuads steps of four
 // units, added in order. It is the same in all kernels of a build, so a token has the same result
@@ -22,71 +23,106 @@ constexpr int kMostUnits = 512;  // H up to 16,384: what the sums of a block tak
 #endif
 
 // Steps of four units in a part. Volta: more loads for each warp, as its step takes one octet only.
-#ifndef MOE_W13_QUADS
-#define MOE_W13_QUADS (QUADPAIR ? 4 : 2)
-#endif
-constexpr int kQuads = MOE_W13_QUADS;
+constexpr int kQuads = QUADPAIR ? 4 : 2;
 constexpr int kPartUnits = 4 * kQuads;
 constexpr int kMostParts = divide_up(kMostUnits, kPartUnits);
 
-#ifndef MOE_W13_BLOCKS
-#define MOE_W13_BLOCKS (kHalves ? 4 : 3)
+// Shared memory that is not used. A multiprocessor splits its memory between L1 and shared memory by what
+// a kernel may need, 16 or 32 KB here, and must run dry to change the split: W13 then W2 then W13 again.
+// With this much W13 gets the split of W2.
+#ifndef MOE_W13_ROOM
+#define MOE_W13_ROOM 256
+#endif
+constexpr int kRoom = MOE_W13_ROOM;
+
+#ifndef MOE_W13_RESIDENT
+#define MOE_W13_RESIDENT (!SPECIALISED ? 16 : MOE_METADATA == 4 ? (TOKENS == 1 ? 35 : 40) : TOKENS == 1 ? 40 : 32)
 #endif
 
 #ifndef MOE_SKIP
 #define MOE_SKIP 0  // experiments: 1 leaves out the product, 2 the last sum
 #endif
 #ifndef MOE_W13_EARLY
-#define MOE_W13_EARLY (QUADPAIR || TOKENS > 4 ? 2 : 4 * kQuads)
+#define MOE_W13_EARLY (QUADPAIR ? SPECIALISED + 1 : TOKENS > 1 ? 8 : MOE_METADATA == 4 ? 4 : 2)
 #endif
 
-// How a block of up to TOKENS tokens is cut.
-// - one octet, two parts in a warp: rows 8 to 15 are the next part, and each token has two columns;
-// - two octets, one part in a warp (more than four tokens);
-// - the quad-pair step: one octet, one part in a warp.
+// How a block that serves up to TOKENS tokens is cut. Each owns one octet of columns.
+// - m16n8k16: two parts in a warp. Rows 8 to 15 are the next part, and each token has two columns.
+// - the quad-pair step: one part in a warp.
 template <int TOKENS>
 struct Cut {
-  static constexpr bool kHalves = !QUADPAIR && TOKENS <= 4;
-  static constexpr int kOctets = QUADPAIR || kHalves ? 1 : 2;
-  static constexpr int kWarpParts = kHalves ? 2 : 1;
+  static constexpr int kWarpParts = QUADPAIR ? 1 : 2;
   static constexpr int kWarpUnits = kWarpParts * kPartUnits;
-  static constexpr int kColumns = TOKENS == 1 ? 1 : kHalves ? 4 : 8;  // tokens that sums are kept for
-  static constexpr int kRows = 8 * kOctets;
 #if SPECIALISED
-  static constexpr int kMostWarps = kQuads == 1 ? 20 : 16;
   static constexpr int kNeeded = divide_up(kMostUnits, kWarpUnits);
-  static constexpr int kWarps = kNeeded < kMostWarps ? kNeeded : kMostWarps;
+  static constexpr int kWarps = kNeeded < 16 ? kNeeded : 16;
   static constexpr bool kWhole = kWarps * kWarpUnits == kMostUnits;  // one round, nothing past the end
 #else
   static constexpr int kWarps = 8;
   static constexpr bool kWhole = false;
 #endif
   static constexpr int kThreads = 32 * kWarps;
-  // Blocks a multiprocessor should hold at least: what the compiler is told to keep registers low for.
-  static constexpr int kBlocks = MOE_W13_BLOCKS;
+  // Warps that a multiprocessor should hold: what registers are kept low for. Measured, also for which
+  // numbers the compiler spills none: a few spilled registers cost more than a block less.
+  static constexpr int kBlocks = MOE_W13_RESIDENT / kWarps < 1 ? 1 : MOE_W13_RESIDENT / kWarps;
   static constexpr int kEarly = MOE_W13_EARLY;  // operands that are loaded before the first is used
-  // token and part (0 or 1) of a column of the tensor-core step
-  __device__ static int token(int column) { return kHalves ? column >> 1 : column; }
-  __device__ static int half(int column) { return kHalves ? column & 1 : 0; }
+  // token (of those that the block serves) and part of a column of the tensor-core step
+  __device__ static int token(int column) { return QUADPAIR ? column : column >> 1; }
+  __device__ static int half(int column) { return QUADPAIR ? 0 : column & 1; }
 };
 
-// Finds the slots of every token that chose this block's expert, as bits; false if an earlier slot has
-// the same id, whose block serves this one too. One warp does it for the block: it is sixty instructions.
-template <int TOKENS>
-__device__ __forceinline__ bool scan(const int* ids, int expert, int slot, int slots, int top_k, u32* chosen) {
-  constexpr int kWords = SPECIALISED ? divide_up(TOKENS * TOP_K, 32) : TOKENS;  // k up to 31
-  const int lane = lane_id();
-  u32 mine = 0, earlier = 0;  // lane t: slots of token t
+#if SPECIALISED
+constexpr int kTopK = TOP_K;
+#else
+constexpr int kTopK = 31;  // at most: a token's slots are bits of a word
+#endif
+constexpr int kBatch = 8;   // tokens of a call
+constexpr int kServed = 4;  // tokens of a block
+constexpr bool kOneScans = __CUDA_ARCH__ >= 900 && !QUADPAIR;
+
+// Whom a block serves: tokens, and for each the bits of its slots with the block's expert.
+struct Served {
+  u32 slots[kServed];
+  int token[kServed];
+  bool any;
+};
+
+// The tokens that chose `expert` are served four at a time; the block of the first slot of the first of
+// four does it, all others of these have nothing to do. One warp finds out for the block: it is seventy
+// instructions.
+__device__ __forceinline__ void scan(Served& served, const int* ids, int expert, int slot, int slots, int top_k) {
+  constexpr int kWords = divide_up(kBatch * kTopK, 32);
+  const int lane = lane_id(), token = slot / TOP_K;
+  u32 mine = 0;  // lane t: slots of token t
 #pragma unroll
   for (int w = 0; w < kWords; w++) {
     const int i = 32 * w + lane;
     const u32 same = __ballot_sync(~0u, (i < slots ? ids[i] : -1) == expert);
     const int ahead = lane * TOP_K - 32 * w;
     mine |= shift_right(same, ahead) | shift_left(same, -ahead);
-    earlier |= same & ~shift_left(~0u, max(slot - 32 * w, 0));
   }
-  if (lane < Cut<TOKENS>::kColumns) chosen[lane] = mine & ~shift_left(~0u, TOP_K);
-  return !earlier;
+  mine &= ~shift_left(~0u, TOP_K);
+  const u32 active = __ballot_sync(~0u, mine);
+  const int rank = __popc(active & ~shift_left(~0u, lane)), first = __popc(active & ~shift_left(~0u, token));
+  if (lane < kServed) served.slots[lane] = 0;
+  __syncwarp();
+  if (mine && rank >= first && rank < first + kServed) {
+    served.slots[rank - first] = mine;
+    served.token[rank - first] = lane;
+  }
+  if (lane == token) served.any = first % kServed == 0 && __ffs(mine) - 1 == slot - token * TOP_K;
+}
+
+// Does no earlier slot have this expert?
+__device__ __forceinline__ bool first_of_its_kind(const int* ids, int expert, int slot) {
+  bool seen = false;
+  if (SPECIALISED) {
+#pragma unroll
+    for (int i = 0; i < kBatch * kTopK; i += 32) seen |= i + lane_id() < slot && ids[i + lane_id()] == expert;
+  } else {
+    for (int i = lane_id(); i < slot; i += 32) seen |= ids[i] == expert;
+  }
+  return !__any_sync(~0u, seen);
 }
 
 template <int TOKENS>
@@ -94,11 +130,12 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
                                     const void* zeros, u16* intermediate, int tokens, int top_k, int hidden, int inner,
                                     int experts, int group) {
   using C = Cut<TOKENS>;
-  __shared__ float sums[kMostParts][C::kRows][C::kColumns];
-  __shared__ u32 chosen[C::kColumns];
-  __shared__ bool leader;
+  __shared__ float sums[kMostParts][8][TOKENS];
+  __shared__ u32 room[TOKENS == 1 && !QUADPAIR ? kRoom / 4 : 1];
+  if (TOKENS == 1 && !QUADPAIR) asm volatile("" ::"l"(room) : "memory");
+  __shared__ Served served;
   const int warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
-  const int tile = blockIdx.x, slot = blockIdx.y;
+  const int octet = blockIdx.x, slot = blockIdx.y;
   const int units = HIDDEN / 32, parts = (units + kPartUnits - 1) / kPartUnits;
   const int expert = ids[slot];
 
@@ -117,27 +154,31 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
   }
 
   if ((u32)expert >= (u32)experts) {
-    if (threadIdx.x < C::kRows / 2) intermediate[slot * INNER + tile * (C::kRows / 2) + threadIdx.x] = 0;
+    if (threadIdx.x < 4) intermediate[slot * INNER + octet * 4 + threadIdx.x] = 0;
     return;
   }
+  // A block whose slot is the first with its expert has work, whoever else chose it: it asks for weights
+  // before it looks further.
+  // (Before sm_90 all blocks look first, and all warps do: a vote under a condition that the compiler
+  // cannot follow becomes a call there.)
+  bool known = true;
   if (TOKENS > 1) {
-    // (Volta: by all warps, since a vote under a condition that the compiler cannot follow becomes a call.)
-    if (QUADPAIR || warp == 0) leader = scan<TOKENS>(ids, expert, slot, tokens * TOP_K, top_k, chosen);
-    __syncthreads();
-    if (!leader) return;
-    serves = C::token(row) < C::kColumns && chosen[C::token(row)];
-    activations += C::token(row) * HIDDEN;
+    known = !kOneScans || !first_of_its_kind(ids, expert, slot);
+    if (known) {
+      if (!kOneScans || warp == 0) scan(served, ids, expert, slot, tokens * TOP_K, top_k);
+      __syncthreads();
+      if (!served.any) return;
+    }
   }
 
   const Matrix matrix = Matrix::of(words, groups, zeros, expert, units, 2 * INNER, GROUP);
   for (int round = 0; round < parts; round += C::kWarps * C::kWarpParts) {
     const int first = round + warp * C::kWarpParts;
-    // one octet: a set is a part; two octets: a set is an octet
     uint4 codes[kQuads][kSets];
     Matrix::Raw raw[kQuads][kSets];
 #pragma unroll
     for (int s = 0; s < kSets; s++) {
-      const int octet = C::kOctets * tile + (C::kOctets == 2 ? s : 0), part = first + (C::kHalves ? s : 0);
+      const int part = first + s;
       const Matrix::Place place = matrix.at(octet, part * kPartUnits + quad, row);
 #pragma unroll
       for (int j = 0; j < kQuads; j++) {
@@ -156,8 +197,14 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
       const u32 warm = read_word(x + slot / TOP_K * HIDDEN + sector * 16) & (u32)(tokens >> 8);
       activations += warm;
     }
+    if (TOKENS > 1 && !known && warp == 0) scan(served, ids, expert, slot, tokens * TOP_K, top_k);
+    __syncthreads();  // keeps the loads in front
+    if (TOKENS > 1 && round == 0) {
+      serves = C::token(row) < kServed && served.slots[C::token(row) % kServed];
+      if (serves) activations += served.token[C::token(row)] * HIDDEN;
+    }
+    known = true;
     asm volatile("" : "+l"(activations));  // one address, not one for each load
-    __syncthreads();                       // keeps the loads in front
     if (TOKENS > 1 || !C::kWhole) {
 #pragma unroll
       for (int i = 0; i < C::kEarly; i++) load(i);
@@ -205,38 +252,32 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
       }
     } else {
       sum_quads(c);
-      float* const place = &sums[first][summed_row()][summed_column() % C::kColumns];
-      if (C::kWhole || first < parts) place[0] = c[0], place[1] = c[1];
+      float* const place = &sums[first][summed_row()][summed_column() % TOKENS];
+      if (summed_column() < TOKENS && (C::kWhole || first < parts)) place[0] = c[0], place[1] = c[1];
     }
 #else
-    if (C::kHalves) {
-      // columns 2 quad and the next: rows 0 to 7 with the first part, rows 8 to 15 with the second
-      if (quad < C::kColumns) {
-        if (C::kWhole || first < parts) sums[first][row][quad] = c[0];
-        if (C::kWhole || first + 1 < parts) sums[first + 1][row][quad] = c[3];
-      }
-    } else if (C::kWhole || first < parts) {
-      float* const upper = &sums[first][row][2 * quad % C::kColumns];
-      float* const lower = &sums[first][(row + 8) % C::kRows][2 * quad % C::kColumns];
-      upper[0] = c[0], upper[1] = c[1], lower[0] = c[2], lower[1] = c[3];
+    // columns 2 quad and the next: rows 0 to 7 with the first part, rows 8 to 15 with the second
+    if (quad < TOKENS) {
+      if (C::kWhole || first < parts) sums[first][row][quad] = c[0];
+      if (C::kWhole || first + 1 < parts) sums[first + 1][row][quad] = c[3];
     }
 #endif
   }
   __syncthreads();
 
   // one thread a column of the intermediate and token
-  if (threadIdx.x >= C::kRows / 2 * C::kColumns) return;
-  const int token = threadIdx.x % C::kColumns, column = threadIdx.x / C::kColumns;
+  if (threadIdx.x >= 4 * TOKENS) return;
+  const int token = threadIdx.x % TOKENS, column = threadIdx.x / TOKENS;
   float gate = 0.0f, up = 0.0f;
 #pragma unroll(SPECIALISED ? kMostParts : 4)
   for (int p = 0; p < parts; p++) gate += sums[p][2 * column][token], up += sums[p][2 * column + 1][token];
   const u16 value = swiglu(gate, up);
-  u16* const result = intermediate + blockIdx.x * (C::kRows / 2) + column;
+  u16* const result = intermediate + blockIdx.x * 4 + column;
   if (TOKENS == 1) {
     result[blockIdx.y * INNER] = value;
   } else {
-    for (u32 slots = chosen[token]; slots; slots &= slots - 1)
-      result[(token * TOP_K + __ffs(slots) - 1) * INNER] = value;
+    for (u32 slots = served.slots[token]; slots; slots &= slots - 1)
+      result[(served.token[token] * TOP_K + __ffs(slots) - 1) * INNER] = value;
   }
 }
 
@@ -249,5 +290,4 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
   }
 
 KERNEL(w13_1, 1)
-KERNEL(w13_4, 4)
-KERNEL(w13_8, 8)
+KERNEL(w13_8, kServed)

@@ -22,27 +22,30 @@ constexpr int kMostRuns = 8;
 #define MOE_SKIP 0
 #endif
 #ifndef MOE_W2_WARPS
-#define MOE_W2_WARPS (QUADPAIR ? 10 : TOKENS == 4 ? 5 : 16)  // at most so many, unless there are more groups of slots
+#define MOE_W2_WARPS (QUADPAIR ? (TOKENS == 4 ? 16 : 10) : TOKENS == 4 ? 5 : 16)  // at most so many, unless there are more groups of slots
 #endif
 #ifndef MOE_W2_AHEAD
-#define MOE_W2_AHEAD 5
+#define MOE_W2_AHEAD (QUADPAIR ? 8 : CROWDED ? 1 : 2)
 #endif
 #ifndef MOE_W2_STAGED
-#define MOE_W2_STAGED 1
+#define MOE_W2_STAGED QUADPAIR
 #endif
-#ifndef MOE_W2_BLOCKS
-#define MOE_W2_BLOCKS (TOKENS == 4 ? 4 : 3)
+#ifndef MOE_W2_RESIDENT
+#define MOE_W2_RESIDENT (!SPECIALISED ? 24 : TOKENS == 1 ? 39 : CROWDED ? 25 : 20)
 #endif
 
+// CROWDED: there are more blocks than multiprocessors hold, so that many resident warps are worth more than
+// loads far ahead.
+//
 // How a block is cut: `kGroups` of slots times `kRanges` of runs, one of each for a warp.
-template <int TOKENS>
+template <int TOKENS, bool CROWDED>
 struct Cut {
 #if SPECIALISED
   static constexpr int kUnits = INNER / 32, kRunUnits = divide_up(kUnits, kMostRuns);
   static constexpr int kRuns = divide_up(kUnits, kRunUnits);
   static constexpr int kSlots = TOKENS * TOP_K, kGroups = divide_up(kSlots, kStepSlots);
   // Few slots would leave places of a step empty. Then the places take a list of all slots' runs, in order.
-  static constexpr bool kList = !QUADPAIR && kRunUnits == 1 && TOKENS <= 2 && divide_up(kSlots * kRuns, kStepSlots) <= 16;
+  static constexpr bool kList = !QUADPAIR && kRunUnits == 1 && TOKENS == 1 && divide_up(kSlots * kRuns, kStepSlots) <= 16;
   static constexpr int kMost = MOE_W2_WARPS / kGroups;
   static constexpr int kRanges = kList ? kRuns : kMost < 1 ? 1 : kMost < kRuns ? kMost : kRuns;
   static constexpr int kWarpRuns = divide_up(kRuns, kRanges);
@@ -53,7 +56,7 @@ struct Cut {
 #else
   static constexpr int kRuns = kMostRuns, kWarps = 8, kAhead = 1;
   static constexpr int kSlots = TOKENS * 16;  // k up to 16: what the sums take in shared memory
-  static constexpr int kRanges = TOKENS == 1 ? 4 : TOKENS == 2 ? 2 : 1, kWarpRuns = divide_up(kRuns, kRanges);
+  static constexpr int kRanges = TOKENS == 1 ? 4 : 1, kWarpRuns = divide_up(kRuns, kRanges);
   static constexpr bool kList = false, kUnitRuns = false, kWhole = false;
 #endif
   static constexpr int kThreads = 32 * kWarps;
@@ -68,7 +71,8 @@ struct Cut {
 #endif
   static constexpr int kStagedBytes = kStaged ? kSlots * kRowBytes : 16;
   static constexpr int kKept = kRanges == 1 ? 1 : kRuns;  // sums of a slot that are added up at the end
-  static constexpr int kBlocks = MOE_W2_BLOCKS;
+  // Warps that a multiprocessor should hold: what registers are kept low for.
+  static constexpr int kBlocks = MOE_W2_RESIDENT / kWarps < 1 ? 1 : MOE_W2_RESIDENT / kWarps;
 };
 
 // Stores the two sums that a lane has: of slots `first` to `first + kStepSlots - 1` and their runs.
@@ -87,11 +91,11 @@ __device__ __forceinline__ void keep(float (*parts)[8], int stride, int first, i
 #endif
 }
 
-template <int TOKENS>
+template <int TOKENS, bool CROWDED>
 __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, const float* weights, const void* words,
                                    const void* groups, const void* zeros, u16* out, int tokens, int top_k, int hidden,
                                    int inner, int experts, int group) {
-  using C = Cut<TOKENS>;
+  using C = Cut<TOKENS, CROWDED>;
   __shared__ float parts[C::kSlots * C::kKept][8];
   __shared__ __align__(16) u8 staged[C::kStagedBytes];
   __shared__ float factor[C::kSlots];
@@ -122,13 +126,16 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
       place[s] = matrix[s].at(octet, 0, row);
     }
 
-    uint4 codes[C::kUnitRuns ? C::kWarpRuns : 1][kSets];
-    Matrix::Raw raw[C::kUnitRuns ? C::kWarpRuns : 1][kSets];
-    auto request = [&](int i, int unit) {
+    // A rolled loop holds the loads of a run and those ahead; unrolled, the compiler holds more.
+    constexpr bool kRolled = CROWDED && C::kAhead < C::kWarpRuns;
+    constexpr int kHeld = !C::kUnitRuns ? 1 : kRolled ? C::kAhead + 1 : C::kWarpRuns;
+    uint4 codes[kHeld][kSets];
+    Matrix::Raw raw[kHeld][kSets];
+    auto request = [&](int i, int unit, bool more = true) {
 #pragma unroll
       for (int s = 0; s < kSets; s++) {
         const int at = C::kList ? run[s] : unit;
-        const bool needed = there[s] && (C::kWhole || unit < units);
+        const bool needed = more && there[s] && (C::kWhole || unit < units);
         codes[i][s] = matrix[s].codes_at(place[s], at, needed);
         raw[i][s] = matrix[s].raw_at(place[s], at, needed);
       }
@@ -144,7 +151,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
       uint4 operand[4];
 #pragma unroll
       for (int w = 0; w < 4; w++)
-        operand[w] = C::kStaged ? read_shared(row_of + (i * 4 + w) * 16, serves) : read_activations(activations + (unit - begin * run_units) * 32 + w * 8,
+        operand[w] = C::kStaged ? read_shared(row_of + ((unit - begin) * 4 + w) * 16, serves) : read_activations(activations + (unit - begin * run_units) * 32 + w * 8,
                                       serves && (C::kWhole || unit < units));
       if (MOE_SKIP == 1) {
 #pragma unroll
@@ -186,17 +193,24 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
     }
 
     float one = 0.0f, two = 0.0f;
-#pragma unroll(C::kUnitRuns ? C::kWarpRuns : 1)
+#pragma unroll(kRolled || !C::kUnitRuns ? 1 : C::kWarpRuns)
     for (int i = 0; i < C::kWarpRuns; i++) {
       Sums sum;
-      if (C::kUnitRuns) {
-        if (i + C::kAhead < C::kWarpRuns) request(i + C::kAhead, begin + i + C::kAhead);
-        multiply(sum, i, begin + i);
-      } else {
+      if (!C::kUnitRuns) {
         for (int piece = 0; piece < run_units; piece++) {
           request(0, (begin + i) * run_units + piece);
           multiply(sum, 0, (begin + i) * run_units + piece);
         }
+      } else if (kRolled) {
+        request(kHeld - 1, begin + i + C::kAhead, i + C::kAhead < C::kWarpRuns);
+        multiply(sum, 0, begin + i);
+#pragma unroll
+        for (int h = 0; h + 1 < kHeld; h++)
+#pragma unroll
+          for (int s = 0; s < kSets; s++) codes[h][s] = codes[h + 1][s], raw[h][s] = raw[h + 1][s];
+      } else {
+        if (i + C::kAhead < C::kWarpRuns) request(i + C::kAhead, begin + i + C::kAhead);
+        multiply(sum, i, begin + i);
       }
       sum.join();
       const float(&c)[kSums] = sum.c[0];
@@ -238,15 +252,15 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
   }
 }
 
-#define KERNEL(name, most)                                                                                            \
-  extern "C" __global__ void BOUNDS(Cut<most>::kThreads, Cut<most>::kBlocks)                                          \
+#define KERNEL(name, most, crowded)                                                                                   \
+  extern "C" __global__ void BOUNDS((Cut<most, crowded>::kThreads), (Cut<most, crowded>::kBlocks))                    \
       name(const u16* intermediate, const int* ids, const float* weights, const void* w2_words,                       \
            const void* w2_metadata, const void* w2_scales, const void* w2_zeros, u16* out, int tokens, int top_k,     \
            int hidden, int inner, int experts, int group) {                                                           \
-    w2<most>(intermediate, ids, weights, w2_words, GROUPS(w2_metadata, w2_scales), w2_zeros, out, tokens, top_k,      \
-             hidden, inner, experts, group);                                                                          \
+    w2<most, crowded>(intermediate, ids, weights, w2_words, GROUPS(w2_metadata, w2_scales), w2_zeros, out, tokens,    \
+                      top_k, hidden, inner, experts, group);                                                          \
   }
 
-KERNEL(w2_1, 1)
-KERNEL(w2_2, 2)
-KERNEL(w2_4, 4)
+KERNEL(w2_1, 1, false)  // a block for each token
+KERNEL(w2_4, 4, false)
+KERNEL(w2_8, 4, true)  // two blocks of four tokens

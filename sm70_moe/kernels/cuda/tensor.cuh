@@ -15,10 +15,9 @@
 #endif
 #define QUADPAIR (MOE_VOLTA_STEP || __CUDA_ARCH__ < 800)
 
-// Registers. Volta: 64, what a block of 1,024 threads may have, whatever the block. Elsewhere: what lets
-// `blocks` of them into a multiprocessor.
+// Registers. Volta: 64, as if 1,024 threads were to be resident. Elsewhere: what lets `blocks` blocks in.
 #if QUADPAIR
-#define BOUNDS(threads, blocks) __launch_bounds__(1024)
+#define BOUNDS(threads, blocks) __launch_bounds__(threads, 1024 / (threads))
 #else
 #define BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #endif

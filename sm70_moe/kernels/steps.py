@@ -81,16 +81,16 @@ def decode(case: Case) -> tuple[Step, ...]:
     """W13 and W2 for up to 8 tokens: two launches, no plan between them.
 
     W13 has a block for each octet of interleaved columns and each slot; blocks whose expert an
-    earlier slot has leave at once. W2 has a block for each octet of output columns and one, two or
-    four tokens.
+    earlier slot has leave at once. W2 has a block for each octet of output columns and one token (up
+    to two tokens) or four; `w2_8` is cut for more blocks than fit at once.
     """
     axes = {"metadata": case.layout.metadata.value, "order": case.layout.order}
-    most = min(4, 1 << (case.tokens - 1).bit_length())
+    most, second = (1, "w2_1") if case.tokens <= 2 else (4, "w2_4" if case.tokens <= 4 else "w2_8")
     w13 = 2 * case.shape.intermediate // OCTET, case.tokens * case.top_k
     w2 = case.shape.hidden // OCTET, -(-case.tokens // most)
     return (
         Step("decode_w13", "w13_1" if case.tokens == 1 else "w13_8", grid=w13, axes=axes),
-        Step("decode_w2", f"w2_{most}", grid=w2, axes=axes, dependent=case.dependent),
+        Step("decode_w2", second, grid=w2, axes=axes, dependent=case.dependent),
     )
 
 

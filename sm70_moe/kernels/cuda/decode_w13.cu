@@ -36,7 +36,7 @@ constexpr int kMostParts = divide_up(kMostUnits, kPartUnits);
 constexpr int kRoom = MOE_W13_ROOM;
 
 #ifndef MOE_W13_RESIDENT
-#define MOE_W13_RESIDENT (!SPECIALISED ? 16 : MOE_METADATA == 4 ? (TOKENS == 1 ? 35 : 40) : TOKENS == 1 ? 40 : 32)
+#define MOE_W13_RESIDENT (!SPECIALISED ? 16 : __CUDA_ARCH__ != 900 ? 24 : MOE_METADATA == 4 ? (TOKENS == 1 ? 35 : 40) : TOKENS == 1 ? 40 : 32)
 #endif
 
 #ifndef MOE_SKIP
@@ -62,8 +62,8 @@ struct Cut {
   static constexpr bool kWhole = false;
 #endif
   static constexpr int kThreads = 32 * kWarps;
-  // Warps that a multiprocessor should hold: what registers are kept low for. Measured, also for which
-  // numbers the compiler spills none: a few spilled registers cost more than a block less.
+  // Warps that a multiprocessor should hold: what registers are kept low for. Measured on sm_90, and such
+  // that nothing is spilled: two spilled registers cost more than a block less.
   static constexpr int kBlocks = MOE_W13_RESIDENT / kWarps < 1 ? 1 : MOE_W13_RESIDENT / kWarps;
   static constexpr int kEarly = MOE_W13_EARLY;  // operands that are loaded before the first is used
   // token (of those that the block serves) and part of a column of the tensor-core step

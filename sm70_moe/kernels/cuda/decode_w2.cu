@@ -31,7 +31,7 @@ constexpr int kMostRuns = 8;
 #define MOE_W2_STAGED QUADPAIR
 #endif
 #ifndef MOE_W2_RESIDENT
-#define MOE_W2_RESIDENT (!SPECIALISED ? 24 : TOKENS == 1 ? 39 : CROWDED ? 25 : 20)
+#define MOE_W2_RESIDENT (!SPECIALISED ? 24 : TOKENS == 1 ? 39 : CROWDED ? 25 : kRuns <= 5 && MOE_METADATA == 4 ? 20 : 15)
 #endif
 
 // CROWDED: there are more blocks than multiprocessors hold, so that many resident warps are worth more than

@@ -1,0 +1,118 @@
+"""The decode kernels of .bench/, bound to a bank and launched through libcuda."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from banks import DEVICE, Bank, Shape, up
+from driver import Cuda, Kernel
+
+from sm70_moe.evidence.trial import Call
+
+FOLDER = Path(__file__).resolve().parents[1] / ".bench"
+KINDS13, KINDS2 = "pp" + "pppp" + "p" + "iiiiii", "ppp" + "pppp" + "p" + "iiiiii"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Threads and grids, as the sources compute them."""
+
+    shape: Shape
+    volta: bool
+    special: bool
+
+    def w13(self, tokens: int) -> tuple[str, tuple[int, int], int]:
+        warps = min(16, up(self.shape.hidden // 32, 16)) if self.special else 8
+        return f"w13_{1 if tokens == 1 else 8}", (self.shape.inner // 4, tokens * self.shape.top_k), 32 * warps
+
+    def w2(self, tokens: int) -> tuple[str, tuple[int, int], int]:
+        """Kernel, grid, threads."""
+        most, name = (1, "w2_1") if tokens <= 2 else (4, "w2_4" if tokens <= 4 else "w2_8")
+        grid = self.shape.hidden // 8, up(tokens, most)
+        if not self.special:
+            return name, grid, 256
+        units, slots = self.shape.inner // 32, most * self.shape.top_k
+        runs = up(units, up(units, 8))
+        if not self.volta and units <= 8 and most == 1 and up(slots * runs, 8) <= 16:
+            return name, grid, 32 * up(slots * runs, 8)
+        groups = up(slots, 4 if self.volta else 8)
+        warps = (16 if most == 4 else 10) if self.volta else 5 if most == 4 else 16
+        return name, grid, 32 * groups * max(1, min(warps // groups, runs))
+
+
+class Decode:
+    """Kernels of one version. `variants` name files of other macros for W13 and W2."""
+
+    def __init__(
+        self,
+        cuda: Cuda,
+        geometry: str,
+        bank: Bank,
+        *,
+        order: int = 0,
+        metadata: int = 4,
+        volta: bool = False,
+        variants: tuple[str, str] = ("", ""),
+        dependent: bool = True,
+        carveout: int | None = None,
+    ) -> None:
+        self.bank, self.order, self.metadata, self.dependent = bank, order, metadata, dependent
+        tag = f"{geometry}.o{order}.m{metadata}.s{int(volta)}"
+        self.plan = Plan(bank.shape, volta, geometry != "runtime")
+        self.kernels = {}
+        kernels = {"decode_w13": (KINDS13, ("w13_1", "w13_8")), "decode_w2": (KINDS2, ("w2_1", "w2_4", "w2_8"))}
+        for (source, (kinds, names)), variant in zip(kernels.items(), variants, strict=True):
+            file = f"{source}.{geometry}.{variant}" if variant else f"{source}.{tag}"
+            module = cuda.module((FOLDER / f"{file}.cubin").read_bytes())
+            self.kernels |= {name: Kernel(cuda, module, name, kinds, carveout) for name in names}
+
+    def sizes(self, tokens: int) -> tuple[int, ...]:
+        s = self.bank.shape
+        return tokens, s.top_k, s.hidden, s.inner, s.experts, s.group
+
+    def w13(self, x: torch.Tensor, ids: torch.Tensor, inner: torch.Tensor, bank: Bank | None = None) -> None:
+        name, grid, threads = self.plan.w13(x.shape[0])
+        planes = (bank or self.bank).addresses("w13", self.order, self.metadata)
+        sizes = self.sizes(x.shape[0])
+        self.kernels[name].launch(grid, threads, x.data_ptr(), ids.data_ptr(), *planes, inner.data_ptr(), *sizes)
+
+    def w2(
+        self,
+        inner: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        bank: Bank | None = None,
+    ) -> None:
+        name, grid, threads = self.plan.w2(out.shape[0])
+        planes = (bank or self.bank).addresses("w2", self.order, self.metadata)
+        inputs = inner.data_ptr(), ids.data_ptr(), weights.data_ptr()
+        sizes = self.sizes(out.shape[0])
+        self.kernels[name].launch(
+            grid, threads, *inputs, *planes, out.data_ptr(), *sizes, dependent=self.dependent
+        )
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        intermediate: torch.Tensor | None = None,
+    ) -> None:
+        inner = self.poisoned(x.shape[0]) if intermediate is None else intermediate
+        self.w13(x, ids, inner)
+        self.w2(inner, ids, weights, out)
+
+    def poisoned(self, tokens: int) -> torch.Tensor:
+        s = self.bank.shape
+        return torch.full((tokens, s.top_k, s.inner), math.nan, dtype=torch.float16, device=DEVICE)
+
+    def once(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        """One call on poisoned buffers: out and intermediate."""
+        out, inner = torch.full_like(call.x, math.nan), self.poisoned(call.tokens)
+        self(call.x, call.ids, call.weights, out, inner)
+        return out, inner

@@ -140,5 +140,3 @@ def slow(
             slot = (inner.double() @ bank.decoded("w2", e).double()).half()
             total = (weights[t, k].double() * slot.double() + total.double()).float()
         out[t] = total.half()
-
-

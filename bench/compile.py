@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
 from sm70_moe.kernels.census import census
@@ -14,39 +15,33 @@ SOURCES = ROOT / "sm70_moe" / "kernels" / "cuda"
 OUT = ROOT / ".bench"
 FIRST = {"HIDDEN": 2560, "INTERMEDIATE": 160, "TOP_K": 10, "GROUP": 32}
 
+GEOMETRIES = {
+    "next32": (2048, 128, 10, 32),
+    "next64": (2048, 128, 10, 64),
+    "next128": (2048, 128, 10, 128),
+    "qwen30": (2048, 192, 8, 32),
+    "sample": (256, 64, 4, 32),
+}
+
 
 def geometry(hidden: int, inner: int, top_k: int, group: int) -> dict[str, int]:
     return {"HIDDEN": hidden, "INTERMEDIATE": inner, "TOP_K": top_k, "GROUP": group}
 
 
 def jobs() -> dict[str, tuple[str, dict[str, object]]]:
-    """Name -> source and macros."""
+    """Name -> source and macros. `o`: order, `m`: metadata, `s`: the quad-pair step."""
     made: dict[str, tuple[str, dict[str, object]]] = {"roofline": ("roofline", {})}
+    every = {"first": FIRST, "runtime": {}, **{name: geometry(*sizes) for name, sizes in GEOMETRIES.items()}}
     for source in ("decode_w13", "decode_w2"):
-        for order in (0, 1):
-            for metadata in (4, 3, 2):
-                for step in (0, 1):
-                    macros = {**FIRST, "ORDER": order, "METADATA": metadata, "VOLTA_STEP": step}
-                    made[f"{source}.first.o{order}.m{metadata}.s{step}"] = (source, macros)
-        for metadata in (4, 3, 2):
-            made[f"{source}.runtime.o0.m{metadata}.s0"] = (source, {"METADATA": metadata})
-        made[f"{source}.runtime.o1.m4.s0"] = (source, {"METADATA": 4, "ORDER": 1})
-        made[f"{source}.runtime.o0.m4.s1"] = (source, {"METADATA": 4, "VOLTA_STEP": 1})
-        for name, sizes in {
-            "next32": (2048, 128, 10, 32),
-            "next64": (2048, 128, 10, 64),
-            "next128": (2048, 128, 10, 128),
-            "qwen30": (2048, 192, 8, 32),
-            "sample": (256, 64, 4, 32),
-        }.items():
-            for metadata in (4, 3, 2):
-                made[f"{source}.{name}.o0.m{metadata}.s0"] = (source, {**geometry(*sizes), "METADATA": metadata})
-            made[f"{source}.{name}.o1.m3.s0"] = (source, {**geometry(*sizes), "METADATA": 3, "ORDER": 1})
-            made[f"{source}.{name}.o0.m4.s1"] = (source, {**geometry(*sizes), "METADATA": 4, "VOLTA_STEP": 1})
-    variants = json.loads((ROOT / "bench" / "variants.json").read_text())
-    for source, found in variants.items():
+        for name, sizes in every.items():
+            for order, metadata, step in product((0, 1), (4, 3, 2), (0, 1)):
+                if order and name not in ("first", "runtime"):
+                    continue
+                macros = {**sizes, "ORDER": order, "METADATA": metadata, "VOLTA_STEP": step}
+                made[f"{source}.{name}.o{order}.m{metadata}.s{step}"] = (source, macros)
+    for source, found in json.loads((ROOT / "bench" / "variants.json").read_text()).items():
         for name, macros in found.items():
-            made[f"{source}.first.{name}"] = (source, {**FIRST, **{k: v for k, v in macros.items() if k.isupper()}})
+            made[f"{source}.first.{name}"] = (source, {**FIRST, **macros})
     return made
 
 
@@ -61,11 +56,9 @@ def main() -> None:
         options = ["--gpu-architecture=sm_90", "--std=c++17", *(f"-DMOE_{k}={v}" for k, v in macros.items())]
         image = compiler.compile(f"{source}.cu", (SOURCES / f"{source}.cu").read_text(), includes, options)
         (OUT / f"{name}.cubin").write_bytes(image)
-        if ".v" in name or ".s" in name and "stream" in name:
+        if ".v" in name:
             for k in census(image):
-                print(
-                    f"{name:28s} {k.kernel:8s} regs {k.registers:3d} local {k.local} late {k.late_loads} n {k.instructions}"
-                )
+                print(f"{name:28s} {k.kernel:8s} regs {k.registers:3d} local {k.local} late {k.late_loads}")
 
 
 if __name__ == "__main__":

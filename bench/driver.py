@@ -54,7 +54,11 @@ class Kernel:
         self.function = ctypes.c_void_p()
         cuda.call("cuModuleGetFunction", ctypes.byref(self.function), module, name.encode())
         if carveout is not None:
-            cuda.call("cuFuncSetAttribute", self.function, CARVEOUT, carveout)
+            self.prefer(carveout)
+
+    def prefer(self, percent: int) -> None:
+        """Share of a multiprocessor's memory that is to be shared memory."""
+        self.cuda.call("cuFuncSetAttribute", self.function, CARVEOUT, percent)
 
     def attribute(self, which: int) -> int:
         value = ctypes.c_int()

@@ -91,9 +91,7 @@ class Decode:
         planes = (bank or self.bank).addresses("w2", self.order, self.metadata)
         inputs = inner.data_ptr(), ids.data_ptr(), weights.data_ptr()
         sizes = self.sizes(out.shape[0])
-        self.kernels[name].launch(
-            grid, threads, *inputs, *planes, out.data_ptr(), *sizes, dependent=self.dependent
-        )
+        self.kernels[name].launch(grid, threads, *inputs, *planes, out.data_ptr(), *sizes, dependent=self.dependent)
 
     def __call__(
         self,

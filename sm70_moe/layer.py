@@ -19,6 +19,9 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64)
 
 
+Captured = Callable[[Plan, int, str | None], None]
+"""Told of a call that a CUDA graph captures: its plan, tokens and route, which the graph keeps."""
+
 MOST_ALIGNMENT = 256
 """Bytes; no condition of a policy asks for more."""
 
@@ -44,9 +47,11 @@ class MoELayer:
     chosen. No tensor value is read to choose it.
     """
 
-    def __init__(self, plan: Plan, banks: Banks, backends: Mapping[str, Backend]) -> None:
+    def __init__(
+        self, plan: Plan, banks: Banks, backends: Mapping[str, Backend], captured: Captured | None = None
+    ) -> None:
         facts = plan.admission.facts
-        self.plan, self.banks = plan, banks
+        self.plan, self.banks, self.captured = plan, banks, captured
         self.first = split(facts.experts or 0, facts.expert_parallel or 1, facts.expert_rank or 0).start
         self.runs: dict[str, Callable[..., None]] = {r.name: backends[r.backend].run for r in plan.routes}
         self._kinds: dict[tuple[object, ...], Kind] = {}
@@ -85,6 +90,8 @@ class MoELayer:
             if given is not None:  # the backend sees copies, which overlap nothing
                 check_overlap({"ids": ids, "weights": weights}, {"out": out})
             ids, weights = local_ids(narrow_ids(ids), self.first), weights.to(torch.float32)
+        if self.captured is not None and x.is_cuda and torch.cuda.is_current_stream_capturing():
+            self.captured(self.plan, x.shape[0], kind.route)
         if kind.route is not None:
             self.runs[kind.route](self.banks, x, ids, weights, out)
         return out

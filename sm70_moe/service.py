@@ -79,6 +79,7 @@ class AdmissionService:
         self._refused: dict[str, Admission] = {}
         self._closed = False
         self._told: Summary | None = None
+        self._captures: set[tuple[str, int, str | None]] = set()
         self._journal = Journal(self.settings.journal, rank)
         weakref.finalize(self, self._journal.flush)
         for notice in notices:
@@ -163,6 +164,16 @@ class AdmissionService:
             if changed:
                 self._journal.admitted(plan.admission)
         return agreed
+
+    def _captured(self, plan: Plan, tokens: int, route: str | None) -> None:
+        """A graph keeps this route: write it down once, and freeze the plans."""
+        key = (plan.layer, tokens, route)
+        with self._lock:
+            known = key in self._captures
+            self._captures.add(key)
+            self._closed = True
+        if not known:
+            self._journal.event("moe capture", layer=plan.layer, tokens=tokens, route=route, plan=plan.digest)
 
     def plans(self) -> tuple[Plan, ...]:
         """All plans so far, in order of admission."""

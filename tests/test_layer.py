@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
-from sm70_moe.errors import BackendError
+from sm70_moe.errors import BackendError, Sm70MoeError
 from sm70_moe.layer import MoELayer
 from sm70_moe.service import AdmissionService
 from sm70_moe.testing import fake_machine, settings
@@ -111,3 +112,23 @@ def test_expert_parallel_ranks_add_up() -> None:
     ]
     assert torch.allclose(sum(parts), whole, atol=2e-3, rtol=2e-3)
     assert all(part.abs().sum() > 0 for part in parts)
+
+
+def test_a_capture_is_written_down_once_and_freezes_the_plans() -> None:
+    """What a graph keeps is in the journal, and no layer is admitted after it."""
+    checkpoint = Checkpoint.open(TINY)
+    service = AdmissionService(settings(), machine=fake_machine())
+    found = checkpoint.layers[0]
+    facts = checkpoint.facts(found, tensor_parallel=2, tensor_rank=0, device="cpu")
+    layer = service.layer(facts, CheckpointSource(checkpoint, found, facts))
+    x, ids, weights = call(2)
+    with capture_logs() as events:
+        layer(x, ids, weights)
+        for _ in range(2):
+            layer.captured(layer.plan, 2, "legacy")
+    assert [(e["layer"], e["tokens"], e["route"]) for e in events if e["event"] == "moe capture"] == [
+        ("model.layers.0.mlp.experts", 2, "legacy")
+    ]
+    late = checkpoint.facts(checkpoint.layers[1], tensor_parallel=2, tensor_rank=0, device="cpu")
+    with pytest.raises(Sm70MoeError, match="closed"):
+        service.admit(late)

@@ -146,7 +146,7 @@ class AdmissionService:
         else:
             cache = BankCache(self.settings.cache)
             banks = cached_banks(plan, weights, last, place, cache, self._cache_warning, progress)
-        made = MoELayer(plan, banks, backends)
+        made = MoELayer(plan, banks, backends, self._captured)
         release(weights)
         return made
 

@@ -27,21 +27,17 @@ constexpr int kQuads = QUADPAIR ? 4 : 2;
 constexpr int kPartUnits = 4 * kQuads;
 constexpr int kMostParts = divide_up(kMostUnits, kPartUnits);
 
-// Shared memory that is not used. A multiprocessor splits its memory between L1 and shared memory by what
-// a kernel may need, 16 or 32 KB here, and must run dry to change the split: W13 then W2 then W13 again.
-// With this much W13 gets the split of W2.
-#ifndef MOE_W13_ROOM
-#define MOE_W13_ROOM 256
-#endif
-constexpr int kRoom = MOE_W13_ROOM;
-
+// Choices that were measured on an H200, also by name for further measurements.
+// Warps that a multiprocessor should hold: what registers are kept low for. On sm_90 such that nothing is
+// spilled: two spilled registers cost more than a block less.
 #ifndef MOE_W13_RESIDENT
-#define MOE_W13_RESIDENT (!SPECIALISED ? 16 : __CUDA_ARCH__ != 900 ? 24 : MOE_METADATA == 4 ? (TOKENS == 1 ? 35 : 40) : TOKENS == 1 ? 40 : 32)
+#define MOE_W13_RESIDENT                       \
+  (!SPECIALISED             ? 16               \
+   : __CUDA_ARCH__ != 900   ? 24               \
+   : MOE_METADATA != 4      ? (TOKENS == 1 ? 40 : 32) \
+                            : (TOKENS == 1 ? 35 : 40))
 #endif
-
-#ifndef MOE_SKIP
-#define MOE_SKIP 0  // experiments: 1 leaves out the product, 2 the last sum
-#endif
+// Operands that are loaded before the first is used, 1 to 4 * kQuads.
 #ifndef MOE_W13_EARLY
 #define MOE_W13_EARLY (QUADPAIR ? SPECIALISED + 1 : TOKENS > 1 ? 8 : MOE_METADATA == 4 ? 4 : 2)
 #endif
@@ -62,10 +58,8 @@ struct Cut {
   static constexpr bool kWhole = false;
 #endif
   static constexpr int kThreads = 32 * kWarps;
-  // Warps that a multiprocessor should hold: what registers are kept low for. Measured on sm_90, and such
-  // that nothing is spilled: two spilled registers cost more than a block less.
   static constexpr int kBlocks = MOE_W13_RESIDENT / kWarps < 1 ? 1 : MOE_W13_RESIDENT / kWarps;
-  static constexpr int kEarly = MOE_W13_EARLY;  // operands that are loaded before the first is used
+  static constexpr int kEarly = MOE_W13_EARLY;
   // token (of those that the block serves) and part of a column of the tensor-core step
   __device__ static int token(int column) { return QUADPAIR ? column : column >> 1; }
   __device__ static int half(int column) { return QUADPAIR ? 0 : column & 1; }
@@ -103,13 +97,14 @@ __device__ __forceinline__ void scan(Served& served, const int* ids, int expert,
   }
   mine &= ~shift_left(~0u, TOP_K);
   const u32 active = __ballot_sync(~0u, mine);
-  const int rank = __popc(active & ~shift_left(~0u, lane)), first = __popc(active & ~shift_left(~0u, token));
-  if (lane < kServed) served.slots[lane] = 0;
-  __syncwarp();
-  if (mine && rank >= first && rank < first + kServed) {
-    served.slots[rank - first] = mine;
-    served.token[rank - first] = lane;
-  }
+  const int first = __popc(active & ~shift_left(~0u, token));
+  u32 from = active & shift_left(~0u, token);  // lane j: the j-th of these tokens is served in place j
+#pragma unroll
+  for (int j = 1; j < kServed; j++)
+    if (lane >= j) from &= from - 1;
+  const int source = __ffs(from) - 1;
+  const u32 found = __shfl_sync(~0u, mine, source & 31);
+  if (lane < kServed) served.slots[lane] = from ? found : 0, served.token[lane] = source;
   if (lane == token) served.any = first % kServed == 0 && __ffs(mine) - 1 == slot - token * TOP_K;
 }
 
@@ -131,8 +126,6 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
                                     int experts, int group) {
   using C = Cut<TOKENS>;
   __shared__ float sums[kMostParts][8][TOKENS];
-  __shared__ u32 room[TOKENS == 1 && !QUADPAIR ? kRoom / 4 : 1];
-  if (TOKENS == 1 && !QUADPAIR) asm volatile("" ::"l"(room) : "memory");
   __shared__ Served served;
   const int warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
   const int octet = blockIdx.x, slot = blockIdx.y;
@@ -213,16 +206,6 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
     Sums sum;
 #pragma unroll
     for (int j = 0; j < kQuads; j++) {
-      if (MOE_SKIP == 1) {
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-          const uint4 x4 = operand[(4 * j + w) % C::kEarly];
-#pragma unroll
-          for (int s = 0; s < kSets; s++)
-            sum.c[0][w] += __uint_as_float(word_of(codes[j][s], w) ^ x4.x ^ x4.y ^ x4.z ^ x4.w ^ raw[j][s].first);
-        }
-        continue;
-      }
       Scale scale[kSets];
 #pragma unroll
       for (int s = 0; s < kSets; s++) scale[s] = raw[j][s].scale(row);
@@ -281,12 +264,13 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
   }
 }
 
-#define KERNEL(name, most)                                                                                     \
-  extern "C" __global__ void BOUNDS(Cut<most>::kThreads, Cut<most>::kBlocks)                                            \
-      name(const u16* x, const int* ids, const void* w13_words, const void* w13_metadata, const void* w13_scales, const void* w13_zeros, \
-           u16* intermediate, int tokens, int top_k, int hidden, int inner, int experts, int group) {          \
-    w13<most>(x, ids, w13_words, GROUPS(w13_metadata, w13_scales), w13_zeros, intermediate, tokens, top_k, hidden, inner, experts,   \
-              group);                                                                                          \
+#define KERNEL(name, most)                                                                                      \
+  extern "C" __global__ void BOUNDS(Cut<most>::kThreads, Cut<most>::kBlocks)                                    \
+      name(const u16* x, const int* ids, const void* w13_words, const void* w13_metadata,                       \
+           const void* w13_scales, const void* w13_zeros, u16* intermediate, int tokens, int top_k, int hidden, \
+           int inner, int experts, int group) {                                                                 \
+    w13<most>(x, ids, w13_words, GROUPS(w13_metadata, w13_scales), w13_zeros, intermediate, tokens, top_k,      \
+              hidden, inner, experts, group);                                                                   \
   }
 
 KERNEL(w13_1, 1)

@@ -8,7 +8,7 @@
 // slots 4 to 7 rows 8 to 15, and slot r has column r to itself: lane (row, quad) gives activations only
 // where its quad is the slot's place. (The quad-pair step takes four slots.) A slot's runs are added in
 // order, so its bits do not depend on the slots beside it: a token has the same result alone and in any
-// batch.
+// batch. (A slot's weights meet zeros in the columns of three others, so decoded weights must be finite.)
 //
 // Two slots with one expert read its weights twice, the second time from L1 or L2.
 #include "banks.cuh"
@@ -18,20 +18,19 @@
 constexpr int kStepSlots = 4 * kSets;
 constexpr int kMostRuns = 8;
 
-#ifndef MOE_SKIP
-#define MOE_SKIP 0
+// Choices that were measured on an H200, also by name for further measurements.
+#ifndef MOE_W2_WARPS  // of a block at most, unless it has more groups of slots
+#define MOE_W2_WARPS (QUADPAIR ? (TOKENS == 4 ? 16 : 10) : TOKENS == 4 ? 5 : 16)
 #endif
-#ifndef MOE_W2_WARPS
-#define MOE_W2_WARPS (QUADPAIR ? (TOKENS == 4 ? 16 : 10) : TOKENS == 4 ? 5 : 16)  // at most so many, unless there are more groups of slots
-#endif
-#ifndef MOE_W2_AHEAD
+#ifndef MOE_W2_AHEAD  // runs whose loads come before the first product
 #define MOE_W2_AHEAD (QUADPAIR ? 8 : CROWDED ? 1 : 2)
 #endif
-#ifndef MOE_W2_STAGED
+#ifndef MOE_W2_STAGED  // activations through shared memory; it lost on an H200, but leaves Volta its registers
 #define MOE_W2_STAGED QUADPAIR
 #endif
-#ifndef MOE_W2_RESIDENT
-#define MOE_W2_RESIDENT (!SPECIALISED ? 24 : TOKENS == 1 ? 39 : CROWDED ? 25 : kRuns <= 5 && MOE_METADATA == 4 ? 20 : 15)
+#ifndef MOE_W2_RESIDENT  // warps that a multiprocessor should hold: what registers are kept low for
+#define MOE_W2_RESIDENT \
+  (!SPECIALISED ? 24 : TOKENS == 1 ? 39 : CROWDED ? 25 : kRuns <= 5 && MOE_METADATA == 4 ? 20 : 15)
 #endif
 
 // CROWDED: there are more blocks than multiprocessors hold, so that many resident warps are worth more than
@@ -45,12 +44,13 @@ struct Cut {
   static constexpr int kRuns = divide_up(kUnits, kRunUnits);
   static constexpr int kSlots = TOKENS * TOP_K, kGroups = divide_up(kSlots, kStepSlots);
   // Few slots would leave places of a step empty. Then the places take a list of all slots' runs, in order.
-  static constexpr bool kList = !QUADPAIR && kRunUnits == 1 && TOKENS == 1 && divide_up(kSlots * kRuns, kStepSlots) <= 16;
+  static constexpr int kListWarps = divide_up(kSlots * kRuns, kStepSlots);
+  static constexpr bool kList = !QUADPAIR && kRunUnits == 1 && TOKENS == 1 && kListWarps <= 16;
   static constexpr int kMost = MOE_W2_WARPS / kGroups;
   static constexpr int kRanges = kList ? kRuns : kMost < 1 ? 1 : kMost < kRuns ? kMost : kRuns;
   static constexpr int kWarpRuns = divide_up(kRuns, kRanges);
-  static constexpr int kWarps = kList ? divide_up(kSlots * kRuns, kStepSlots) : kGroups * kRanges;
-  static constexpr int kAhead = MOE_W2_AHEAD < kWarpRuns ? MOE_W2_AHEAD : kWarpRuns;  // runs whose loads come first
+  static constexpr int kWarps = kList ? kListWarps : kGroups * kRanges;
+  static constexpr int kAhead = MOE_W2_AHEAD < kWarpRuns ? MOE_W2_AHEAD : kWarpRuns;
   static constexpr bool kUnitRuns = kRunUnits == 1;
   static constexpr bool kWhole = kUnitRuns && kRuns % kRanges == 0;  // no warp has less than kWarpRuns
 #else
@@ -105,7 +105,8 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
   const int units = INNER / 32, run_units = (units + kMostRuns - 1) / kMostRuns;
   const int runs = (units + run_units - 1) / run_units;
   const int served = TOKENS == 1 ? 1 : min(tokens - token, TOKENS), slots = served * TOP_K;
-  intermediate += (u64)token * TOP_K * INNER, ids += token * TOP_K, weights += token * TOP_K, out += (u64)token * HIDDEN;
+  intermediate += (u64)token * TOP_K * INNER, out += (u64)token * HIDDEN;
+  ids += token * TOP_K, weights += token * TOP_K;
 
   for (int round = 0; round < (SPECIALISED ? 1 : slots); round += C::kRoundSlots) {
     // the places of a step: slots from `first` on and their runs from `begin` on, or list items
@@ -151,17 +152,9 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
       uint4 operand[4];
 #pragma unroll
       for (int w = 0; w < 4; w++)
-        operand[w] = C::kStaged ? read_shared(row_of + ((unit - begin) * 4 + w) * 16, serves) : read_activations(activations + (unit - begin * run_units) * 32 + w * 8,
-                                      serves && (C::kWhole || unit < units));
-      if (MOE_SKIP == 1) {
-#pragma unroll
-        for (int w = 0; w < 4; w++)
-#pragma unroll
-          for (int s = 0; s < kSets; s++)
-            sum.c[0][w] += __uint_as_float(word_of(codes[i][s], w) ^ operand[w].x ^ operand[w].y ^ operand[w].z ^
-                                           operand[w].w ^ raw[i][s].first);
-        return;
-      }
+        operand[w] = C::kStaged ? read_shared(row_of + ((unit - begin) * 4 + w) * 16, serves && (C::kWhole || unit < units))
+                                : read_activations(activations + (unit - begin * run_units) * 32 + w * 8,
+                                                   serves && (C::kWhole || unit < units));
       Scale scale[kSets];
 #pragma unroll
       for (int s = 0; s < kSets; s++) scale[s] = raw[i][s].scale(row);
@@ -186,10 +179,12 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
       if (C::kStaged) {
         const int chunks = INNER / 8;
 #pragma unroll 1
-        for (int n = threadIdx.x; n < slots * chunks; n += C::kThreads)
-          *(uint4*)(staged + n / chunks * C::kRowBytes + n % chunks * 16) = read_activations(intermediate + n * 8, true);
+        for (int n = threadIdx.x; n < slots * chunks; n += C::kThreads) {
+          u8* const to = staged + n / chunks * C::kRowBytes + n % chunks * 16;
+          *(uint4*)to = read_activations(intermediate + n * 8, true);
+        }
       }
-      __syncthreads();      // keeps the loads in front
+      __syncthreads();  // keeps the loads in front
     }
 
     float one = 0.0f, two = 0.0f;
@@ -252,13 +247,13 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
   }
 }
 
-#define KERNEL(name, most, crowded)                                                                                   \
-  extern "C" __global__ void BOUNDS((Cut<most, crowded>::kThreads), (Cut<most, crowded>::kBlocks))                    \
-      name(const u16* intermediate, const int* ids, const float* weights, const void* w2_words,                       \
-           const void* w2_metadata, const void* w2_scales, const void* w2_zeros, u16* out, int tokens, int top_k,     \
-           int hidden, int inner, int experts, int group) {                                                           \
-    w2<most, crowded>(intermediate, ids, weights, w2_words, GROUPS(w2_metadata, w2_scales), w2_zeros, out, tokens,    \
-                      top_k, hidden, inner, experts, group);                                                          \
+#define KERNEL(name, most, crowded)                                                                                \
+  extern "C" __global__ void BOUNDS((Cut<most, crowded>::kThreads), (Cut<most, crowded>::kBlocks))                 \
+      name(const u16* intermediate, const int* ids, const float* weights, const void* w2_words,                    \
+           const void* w2_metadata, const void* w2_scales, const void* w2_zeros, u16* out, int tokens, int top_k,  \
+           int hidden, int inner, int experts, int group) {                                                        \
+    w2<most, crowded>(intermediate, ids, weights, w2_words, GROUPS(w2_metadata, w2_scales), w2_zeros, out, tokens, \
+                      top_k, hidden, inner, experts, group);                                                       \
   }
 
 KERNEL(w2_1, 1, false)  // a block for each token

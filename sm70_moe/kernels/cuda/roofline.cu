@@ -69,7 +69,8 @@ ROOFLINE(4)
 ROOFLINE(8)
 
 // A router's stand-in: ids and weights of the next layer.
-extern "C" __global__ void separator(const int* from_ids, const float* from_weights, int* ids, float* weights, int count) {
+extern "C" __global__ void separator(const int* from_ids, const float* from_weights, int* ids, float* weights,
+                                     int count) {
   const int i = threadIdx.x;
   if (i < count) ids[i] = from_ids[i], weights[i] = from_weights[i];
 }

@@ -25,6 +25,7 @@ from sm70_moe.testing import contract_facts, fake_machine, settings
 def main(scenario: str, folder: str) -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
+    dist.barrier()  # every rank is connected before one leaves
     policy = load_policy("qwen3.8-flash-next-awq-tp4")
     if scenario == "strict":
         policy = policy.model_copy(update={"on": policy.on.model_copy(update={"disagreement": "raise"})})

@@ -150,19 +150,29 @@ def write_sample(
     is not empty and for sizes that make no layer.
     """
     sample = Sample(hidden, intermediate, experts, top_k, layers, group, seed)
-    target = Path(folder).absolute()
+    target = Path(folder).resolve()
+    try:
+        _check_target(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # beside the target, so that the last step is a rename within one file system
+        partial = target.with_name(f".{target.name}.{uuid4().hex}.partial")
+        partial.mkdir()
+        try:
+            _write_files(partial, sample, shard_bytes, progress, data)
+            os.replace(partial, target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise SettingsError(f"{target}: cannot be written: {error.strerror}; accepted is a writable place") from error
+
+
+def _check_target(target: Path) -> None:
+    """Refuse a place that the finished folder could not take, before anything is written."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SettingsError(f"{target}: exists and is not an empty folder")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # beside the target, so that the last step is a rename within one file system
-    partial = target.with_name(f".{target.name}.{uuid4().hex}.partial")
-    partial.mkdir()
-    try:
-        _write_files(partial, sample, shard_bytes, progress, data)
-        os.replace(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    if target.is_mount() or target == Path.cwd():
+        raise SettingsError(f"{target}: is a mount or the current folder, which cannot be replaced; name a new folder")
 
 
 def _write_files(folder: Path, sample: Sample, shard_bytes: int, progress: Progress | None, data: bool) -> None:

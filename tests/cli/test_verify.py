@@ -120,6 +120,30 @@ def test_sample_never_overwrites(command, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["kept.txt"]
 
 
+def test_sample_goes_where_a_link_leads(command, tmp_path: Path) -> None:
+    """A link to an empty folder stays a link, and its folder is filled."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert command("sample", tmp_path / "link", "--layers", 1).code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("place", [".", "/proc/sample", "file/sample", "n" * 300])
+def test_sample_names_a_place_that_cannot_be_written(
+    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The current folder, no file system to write to, a file for a parent, a name too long: exit 2, nothing left."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "file").write_text("a file")
+    monkeypatch.chdir(tmp_path / "here")
+    ended = command("sample", place if place[0] in "./" else tmp_path / place)
+    assert ended.code == 2
+    assert "error:" in ended.err
+    assert list((tmp_path / "here").iterdir()) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "here"]
+
+
 def test_demo_runs_end_to_end(command) -> None:
     """The first thing a newcomer runs: it samples, explains and verifies, and ends well."""
     ended = command("demo")

@@ -7,8 +7,8 @@ import sys
 from itertools import product
 from pathlib import Path
 
-from sm70_moe.kernels.census import census
-from sm70_moe.kernels.nvrtc import Compiler
+from sm70_moe.kernels.build.nvrtc import Compiler
+from sm70_moe.kernels.machinecode.census import census
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "sm70_moe" / "kernels" / "cuda"

@@ -20,7 +20,7 @@ from sm70_moe.errors import BackendError, SettingsError
 
 if TYPE_CHECKING:
     from sm70_moe.kernels import Backend, Broken
-    from sm70_moe.kernels.images import Cubins
+    from sm70_moe.kernels.build.images import Cubins
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def installed_version(distribution: str) -> str | None:
 
 def configured(backend: Backend | Broken, kernels: Path | None, dependent: bool) -> Backend | Broken:
     """A native backend of this package for that build; any other one as it is."""
-    from sm70_moe.kernels.native import NativeBackend
+    from sm70_moe.kernels.native.backend import NativeBackend
 
     return backend.configured(kernels, dependent) if isinstance(backend, NativeBackend) else backend
 
@@ -157,7 +157,7 @@ def installed_build(
     folder without a build.
     """
     from sm70_moe.kernels.build import INSTALLED, expected_id
-    from sm70_moe.kernels.images import Cubins
+    from sm70_moe.kernels.build.images import Cubins
 
     try:
         cubins = Cubins.open(folder or INSTALLED)
@@ -178,15 +178,15 @@ def installed_build(
 
 def backend_images(cubins: Cubins) -> Mapping[str, frozenset[str]]:
     """Architectures for which a build holds everything that a backend launches."""
-    from sm70_moe.kernels.steps import STEPS
+    from sm70_moe.kernels.native.steps import STEPS
 
     return MappingProxyType({name: cubins.of_sources(route.sources) for name, route in STEPS.items()})
 
 
 def self_tests(backends: Mapping[str, Backend | Broken], devices: tuple[Device, ...]) -> Mapping[tuple[str, str], str]:
     """The self-tests of this package's native backends on each device, none of them run yet."""
-    from sm70_moe.kernels.native import NativeBackend
-    from sm70_moe.kernels.pending import Pending
+    from sm70_moe.kernels.native.backend import NativeBackend
+    from sm70_moe.kernels.native.pending import Pending
 
     natives = {name: backend for name, backend in backends.items() if isinstance(backend, NativeBackend)}
     return Pending(

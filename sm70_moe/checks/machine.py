@@ -5,7 +5,7 @@ from __future__ import annotations
 from sm70_moe.decision import Finding, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels import Broken
-from sm70_moe.kernels.refusal import Refusal
+from sm70_moe.kernels.native.refusal import Refusal
 from sm70_moe.machine import Build, Device, Machine
 
 

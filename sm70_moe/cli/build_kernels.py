@@ -11,9 +11,9 @@ import typer
 from sm70_moe.cli.output import AsJson, print_json
 from sm70_moe.errors import BackendError, PolicyError, SettingsError
 from sm70_moe.kernels.build import build
-from sm70_moe.kernels.geometry import Geometry
-from sm70_moe.kernels.manifest import ARCHITECTURES
-from sm70_moe.kernels.versions import Scope
+from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.kernels.build.manifest import ARCHITECTURES
+from sm70_moe.kernels.build.versions import Scope
 from sm70_moe.policy import load_policy
 
 

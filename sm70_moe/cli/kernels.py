@@ -11,9 +11,9 @@ from sm70_moe.cli.output import AsJson, console, print_json, table
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build import INSTALLED, SOURCES, expected_id
-from sm70_moe.kernels.gate import Row, survey
-from sm70_moe.kernels.images import Cubins
-from sm70_moe.kernels.manifest import load_manifests
+from sm70_moe.kernels.build.gate import Row, survey
+from sm70_moe.kernels.build.images import Cubins
+from sm70_moe.kernels.build.manifest import load_manifests
 from sm70_moe.settings import Settings
 
 COLUMNS = ("registers", "stack", "local", "shared", "instructions", "tensor", "wide_loads", "late_loads", "barriers")

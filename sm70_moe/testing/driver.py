@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sm70_moe.kernels.launch import Config, Fire
-from sm70_moe.kernels.refusal import LaunchRefused
+from sm70_moe.kernels.native.launch import Config, Fire
+from sm70_moe.kernels.native.refusal import LaunchRefused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +36,7 @@ class Launched:
 
 @dataclass(slots=True)
 class FakeDriver:
-    """Keeps the `Driver` protocol of `sm70_moe.kernels.launch`.
+    """Keeps the `Driver` protocol of `sm70_moe.kernels.native.launch`.
 
     `kinds` gives each kernel's arguments ("ptr", "i32", ...). `compute` is called for every launch,
     with the memory by address. `bound` is every kernel's launch bound. `refuses` is what the driver

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sm70_moe.kernels import build as module
-from sm70_moe.kernels.images import RECORD, Cubins
+from sm70_moe.kernels.build.images import RECORD, Cubins
 
 DATA = Path(__file__).parents[1] / "data" / "kernels"
 POLICY = Path(__file__).parents[2] / "policies" / "qwen3-30b-a3b-awq-tp4.toml"

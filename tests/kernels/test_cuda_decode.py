@@ -10,8 +10,8 @@ import torch
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Call, Result, Trial, same_bits
 from sm70_moe.kernels.build import INSTALLED
-from sm70_moe.kernels.images import Cubins
-from sm70_moe.kernels.native import NativeBackend
+from sm70_moe.kernels.build.images import Cubins
+from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.weights.banks import Banks
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import sm70_moe
-from sm70_moe.kernels.images import RECORD
+from sm70_moe.kernels.build.images import RECORD
 
 FLAGS = os.environ.get("MATRIX_FLAGS", "unset")
 NATIVE = os.environ.get("MATRIX_NATIVE", "missing")

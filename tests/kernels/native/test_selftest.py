@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from sm70_moe.kernels.answers import Known
-from sm70_moe.kernels.geometry import Geometry
-from sm70_moe.kernels.images import Cubins
-from sm70_moe.kernels.launch import Launcher, Step
+from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.kernels.build.images import Cubins
+from sm70_moe.kernels.build.manifest import load_manifests
+from sm70_moe.kernels.build.versions import Scope, versions
 from sm70_moe.kernels.legacy import LegacyBackend
-from sm70_moe.kernels.manifest import load_manifests
-from sm70_moe.kernels.native import NativeBackend
-from sm70_moe.kernels.pending import Pending
-from sm70_moe.kernels.refusal import Refusal
-from sm70_moe.kernels.selftest import trials
-from sm70_moe.kernels.steps import Case, Route
-from sm70_moe.kernels.versions import Scope, versions
+from sm70_moe.kernels.native.answers import Known
+from sm70_moe.kernels.native.backend import NativeBackend
+from sm70_moe.kernels.native.launch import Launcher, Step
+from sm70_moe.kernels.native.pending import Pending
+from sm70_moe.kernels.native.refusal import Refusal
+from sm70_moe.kernels.native.selftest import trials
+from sm70_moe.kernels.native.steps import Case, Route
 from sm70_moe.layout import ORDERS, BankLayout, BankShape, Metadata
 from sm70_moe.testing.driver import FakeDriver, Launched
 from sm70_moe.weights.banks import Banks, allocate
@@ -182,7 +182,7 @@ def right(geometry: Geometry) -> Callable[[Launched, Mapping[int, Any]], None]:
 
 
 def backend(launcher: Launcher, monkeypatch: pytest.MonkeyPatch, route: Route = ROUTE) -> NativeBackend:
-    monkeypatch.setattr("sm70_moe.kernels.native.STEPS", {"grouped": route})
+    monkeypatch.setattr("sm70_moe.kernels.native.backend.STEPS", {"grouped": route})
     made = NativeBackend("grouped")
     made._state.launchers["cuda:0"] = launcher
     return made

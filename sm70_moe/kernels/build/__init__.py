@@ -13,21 +13,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels import nvrtc
-from sm70_moe.kernels.geometry import shipped_geometries
-from sm70_moe.kernels.images import RECORD, Cubins, digest
-from sm70_moe.kernels.manifest import ARCHITECTURES, Manifest, load_manifests
-from sm70_moe.kernels.versions import Scope, Version, versions
+from sm70_moe.kernels.build import nvrtc
+from sm70_moe.kernels.build.geometry import shipped_geometries
+from sm70_moe.kernels.build.images import RECORD, Cubins, digest
+from sm70_moe.kernels.build.manifest import ARCHITECTURES, Manifest, load_manifests
+from sm70_moe.kernels.build.versions import Scope, Version, versions
 
-SOURCES = Path(__file__).parent / "cuda"
-INSTALLED = Path(__file__).parent / "cubins"
+SOURCES = Path(__file__).parents[1] / "cuda"
+INSTALLED = Path(__file__).parents[1] / "cubins"
 """Where the package's own build lies."""
 
 OPTIONS = ("--std=c++17",)
@@ -193,23 +193,3 @@ def kept(cache: Path | None, beside: Path) -> Iterator[Path]:
 def cpus() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def main(arguments: Iterable[str] = ()) -> None:
-    """Build into the package itself. Arguments are architectures (all if none), and `--tests`."""
-    given = list(arguments)
-    unknown = [a for a in given if a not in (*ARCHITECTURES, "--tests")]
-    if unknown:
-        raise SystemExit(f"{unknown[0]!r}: accepted are --tests and {', '.join(ARCHITECTURES)}")
-    chosen = tuple(a for a in ARCHITECTURES if a in given) or ARCHITECTURES
-    scope = Scope(chosen, shipped_geometries(), "--tests" in given)
-    made = build(INSTALLED, scope, cache=Path("build") / "kernels", progress=_tell)
-    print(f"{len(made.images)} cubins in {made.folder}, build {made.id[:16]}")
-
-
-def _tell(done: int, total: int) -> None:
-    print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

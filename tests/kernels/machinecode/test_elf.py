@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.budget import Budget
-from sm70_moe.kernels.census import Census, census
-from sm70_moe.kernels.elf import Cubin
+from sm70_moe.kernels.machinecode.budget import Budget
+from sm70_moe.kernels.machinecode.census import Census, census
+from sm70_moe.kernels.machinecode.elf import Cubin
 
-FOLDER = Path(__file__).parents[1] / "data" / "kernels"
+FOLDER = Path(__file__).parents[2] / "data" / "kernels"
 IMAGES = {name: (FOLDER / f"{name}.cubin").read_bytes() for name in ("sm_70", "sm_90", "sm_120")}
 
 

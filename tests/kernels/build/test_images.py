@@ -13,10 +13,10 @@ import pytest
 from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.kernels import build as build_module
 from sm70_moe.kernels.build import build_id
-from sm70_moe.kernels.geometry import Geometry, shipped_geometries
-from sm70_moe.kernels.images import RECORD, Cubins
-from sm70_moe.kernels.steps import Case, Route
-from sm70_moe.kernels.versions import Scope, Version
+from sm70_moe.kernels.build.geometry import Geometry, shipped_geometries
+from sm70_moe.kernels.build.images import RECORD, Cubins
+from sm70_moe.kernels.build.versions import Scope, Version
+from sm70_moe.kernels.native.steps import Case, Route
 from sm70_moe.machine import installed_build
 
 FIRST = Geometry(hidden=2560, intermediate=160, experts=512, top_k=10, group=32)
@@ -229,7 +229,7 @@ def test_backends_have_the_architectures_of_their_sources(folder: Path, monkeypa
         return ()
 
     routes = {"qpn": Route(steps, ("qpn",), 1, 1), "grouped": Route(steps, ("qpn", "gone"), 2, 8)}
-    monkeypatch.setattr("sm70_moe.kernels.steps.STEPS", routes)
+    monkeypatch.setattr("sm70_moe.kernels.native.steps.STEPS", routes)
     build = installed_build(folder)
     assert build is not None
     assert [build.images_of(name) for name in ("qpn", "grouped", "indexed")] == [{"sm_70"}, set(), set()]

@@ -12,14 +12,14 @@ import pytest
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels import build as module
 from sm70_moe.kernels.build import INSTALLED, SOURCES, build, build_id, expected_id, shipped_scope
-from sm70_moe.kernels.gate import survey
-from sm70_moe.kernels.geometry import Geometry, shipped_geometries
-from sm70_moe.kernels.images import RECORD, Cubins
-from sm70_moe.kernels.manifest import Argument, load_manifest, load_manifests
-from sm70_moe.kernels.nvrtc import COMPILER
-from sm70_moe.kernels.versions import Scope, versions
+from sm70_moe.kernels.build.gate import survey
+from sm70_moe.kernels.build.geometry import Geometry, shipped_geometries
+from sm70_moe.kernels.build.images import RECORD, Cubins
+from sm70_moe.kernels.build.manifest import Argument, load_manifest, load_manifests
+from sm70_moe.kernels.build.nvrtc import COMPILER
+from sm70_moe.kernels.build.versions import Scope, versions
 
-DATA = Path(__file__).parents[1] / "data" / "kernels"
+DATA = Path(__file__).parents[2] / "data" / "kernels"
 FIRST = Geometry(hidden=2560, intermediate=160, experts=512, top_k=10, group=32)
 SCOPE = Scope(("sm_70", "sm_90"), (FIRST,))
 

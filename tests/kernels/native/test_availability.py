@@ -7,8 +7,8 @@ import pytest
 from sm70_moe.checks.machine import layer_device, native_findings
 from sm70_moe.decision import Reason, Status
 from sm70_moe.facts import LayerFacts
-from sm70_moe.kernels.native import NativeBackend
-from sm70_moe.kernels.refusal import Refusal
+from sm70_moe.kernels.native.backend import NativeBackend
+from sm70_moe.kernels.native.refusal import Refusal
 from sm70_moe.machine import Build, Device, Machine, installed_build, probe
 
 V100 = Device("cuda:0", (7, 0))

@@ -15,14 +15,14 @@ from sm70_moe.decision import Reason
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.facts import LayerFacts
-from sm70_moe.kernels import bound as module
-from sm70_moe.kernels.images import Cubins
-from sm70_moe.kernels.launch import Launcher, Step
-from sm70_moe.kernels.manifest import load_manifests
-from sm70_moe.kernels.native import NativeBackend
-from sm70_moe.kernels.refusal import LaunchRefused
-from sm70_moe.kernels.steps import Case, Route
-from sm70_moe.kernels.versions import Scope, versions
+from sm70_moe.kernels.build.images import Cubins
+from sm70_moe.kernels.build.manifest import load_manifests
+from sm70_moe.kernels.build.versions import Scope, versions
+from sm70_moe.kernels.native import bound as module
+from sm70_moe.kernels.native.backend import NativeBackend
+from sm70_moe.kernels.native.launch import Launcher, Step
+from sm70_moe.kernels.native.refusal import LaunchRefused
+from sm70_moe.kernels.native.steps import Case, Route
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.testing.driver import FakeDriver, Launched
 from sm70_moe.weights.banks import Banks, allocate
@@ -63,7 +63,7 @@ def backend(tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch)
     manifests = load_manifests(tmp_path)
     contents = dict.fromkeys(versions(manifests.values(), scope := Scope(("sm_70",), ())), b"code")
     launcher = Launcher(Cubins.write(tmp_path, "id", "compiler", scope, contents), manifests, 0, driver)
-    monkeypatch.setattr("sm70_moe.kernels.native.STEPS", {"grouped": ROUTE})
+    monkeypatch.setattr("sm70_moe.kernels.native.backend.STEPS", {"grouped": ROUTE})
     monkeypatch.setattr(module, "current_stream", lambda device: lambda: STREAM)
     made = NativeBackend("grouped")
     made._state.launchers["cpu"] = launcher

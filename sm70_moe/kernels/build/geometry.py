@@ -57,6 +57,6 @@ def geometries(policies: Iterable[Path]) -> tuple[Geometry, ...]:
 
 def shipped_geometries() -> tuple[Geometry, ...]:
     """Geometries of the policies inside the package, or at the top of a checkout."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[2]
     folder = next((f for f in (package / "policies", package.parent / "policies") if f.is_dir()), None)
     return geometries(sorted(folder.glob("*.toml"))) if folder else ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sm70_moe.kernels.launch import Step
+from sm70_moe.kernels.native.launch import Step
 from sm70_moe.layout import BankLayout, BankShape
 
 

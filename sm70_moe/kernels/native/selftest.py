@@ -14,12 +14,12 @@ from math import lcm
 import numpy as np
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.answers import Known
-from sm70_moe.kernels.geometry import Geometry
-from sm70_moe.kernels.launch import Arena, Launcher
-from sm70_moe.kernels.manifest import Manifest
-from sm70_moe.kernels.refusal import LaunchRefused
-from sm70_moe.kernels.steps import CALL, Case, Route, bank_arguments, numbers
+from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.kernels.build.manifest import Manifest
+from sm70_moe.kernels.native.answers import Known
+from sm70_moe.kernels.native.launch import Arena, Launcher
+from sm70_moe.kernels.native.refusal import LaunchRefused
+from sm70_moe.kernels.native.steps import CALL, Case, Route, bank_arguments, numbers
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
 ODD = Geometry(hidden=512, intermediate=128, experts=6, top_k=3, group=32)

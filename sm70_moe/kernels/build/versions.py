@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any
 
 from sm70_moe.decision import Plain
-from sm70_moe.kernels.geometry import Geometry
-from sm70_moe.kernels.manifest import Axis, Manifest
+from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.kernels.build.manifest import Axis, Manifest
 
 GROUP = "group"
 """An axis of this name is narrowed to a policy's prepared group in specialised versions."""

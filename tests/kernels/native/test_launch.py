@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.geometry import Geometry
-from sm70_moe.kernels.images import Cubins
-from sm70_moe.kernels.launch import Config, Launcher, Step, ordinal
-from sm70_moe.kernels.manifest import load_manifests
-from sm70_moe.kernels.refusal import LaunchRefused
-from sm70_moe.kernels.versions import Scope, versions
+from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.kernels.build.images import Cubins
+from sm70_moe.kernels.build.manifest import load_manifests
+from sm70_moe.kernels.build.versions import Scope, versions
+from sm70_moe.kernels.native.launch import Config, Launcher, Step, ordinal
+from sm70_moe.kernels.native.refusal import LaunchRefused
 from sm70_moe.testing.driver import FakeDriver, Launched
 
 MANIFEST = """

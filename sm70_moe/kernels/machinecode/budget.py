@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from sm70_moe.kernels.census import Census
+from sm70_moe.kernels.machinecode.census import Census
 
 LIMITS: Mapping[str, int] = MappingProxyType(
     {"registers": 255, "stack": 0, "local": 0, "calls": 0, "shared": 49 * 1024, "late_loads": 0}

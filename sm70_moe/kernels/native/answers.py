@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.geometry import Geometry
+from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.reference import NIBBLE_OF_COLUMN, Answer, AwqExpert, AwqMatrix, Reference, silu
 from sm70_moe.kernels.rounding import FP16
 from sm70_moe.layout import BankLayout, Metadata

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.elf import Cubin
+from sm70_moe.kernels.machinecode.elf import Cubin
 
 WORDS = struct.Struct("<QQ")
 

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.budget import Budget
-from sm70_moe.kernels.geometry import FIELDS, Geometry
+from sm70_moe.kernels.build.geometry import FIELDS, Geometry
+from sm70_moe.kernels.machinecode.budget import Budget
 
 ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """All that the compiler can target and that have at least Volta's tensor cores."""

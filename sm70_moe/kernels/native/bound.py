@@ -9,8 +9,8 @@ import torch
 
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.arguments import bank_tensors, check_call
-from sm70_moe.kernels.launch import Launcher, Program
-from sm70_moe.kernels.steps import CALL, Case, Route, bank_arguments, numbers
+from sm70_moe.kernels.native.launch import Launcher, Program
+from sm70_moe.kernels.native.steps import CALL, Case, Route, bank_arguments, numbers
 from sm70_moe.weights.banks import Bank, Banks
 
 ALIGNMENT = 16

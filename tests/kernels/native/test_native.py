@@ -6,7 +6,7 @@ import pytest
 
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import LayerFacts
-from sm70_moe.kernels.native import NativeBackend
+from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.layout import BankShape
 
 CONTRACT = BankShape(experts=512, hidden=2560, intermediate=160)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from sm70_moe.kernels.build import INSTALLED
-from sm70_moe.kernels.images import Cubins
-from sm70_moe.kernels.launch import Launcher, Step
-from sm70_moe.kernels.refusal import LaunchRefused
+from sm70_moe.kernels.build.images import Cubins
+from sm70_moe.kernels.native.launch import Launcher, Step
+from sm70_moe.kernels.native.refusal import LaunchRefused
 
 pytestmark = pytest.mark.gpu
 

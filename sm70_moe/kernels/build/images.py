@@ -18,7 +18,7 @@ from typing import Any
 
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.versions import Scope, Version
+from sm70_moe.kernels.build.versions import Scope, Version
 
 RECORD = "BUILD.json"
 SCHEMA = 1

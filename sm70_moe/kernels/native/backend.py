@@ -14,16 +14,16 @@ from sm70_moe.decision import Finding, Reason
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.build import SOURCES
-from sm70_moe.kernels.launch import Driver, Launcher
-from sm70_moe.kernels.manifest import Manifest, load_manifests
-from sm70_moe.kernels.refusal import LaunchRefused, Refusal
-from sm70_moe.kernels.steps import STEPS, Route
+from sm70_moe.kernels.build.manifest import Manifest, load_manifests
+from sm70_moe.kernels.native.launch import Driver, Launcher
+from sm70_moe.kernels.native.refusal import LaunchRefused, Refusal
+from sm70_moe.kernels.native.steps import STEPS, Route
 from sm70_moe.layout import BankLayout, BankShape
 
 if TYPE_CHECKING:
     import torch
 
-    from sm70_moe.kernels.bound import Bound
+    from sm70_moe.kernels.native.bound import Bound
     from sm70_moe.weights.banks import Banks
     from sm70_moe.weights.codes import WeightSource
 
@@ -117,7 +117,7 @@ class NativeBackend:
         On devices with dependent launch it is tried with and, if that fails, without; later calls
         do what passed.
         """
-        from sm70_moe.kernels.selftest import self_test
+        from sm70_moe.kernels.native.selftest import self_test
 
         try:
             route, launcher = self._require_route(), self.launcher(device)
@@ -141,7 +141,7 @@ class NativeBackend:
             return self._state.launchers[device]
 
     def _bind(self, banks: Banks) -> Bound:
-        from sm70_moe.kernels.bound import Bound
+        from sm70_moe.kernels.native.bound import Bound
 
         route = self._require_route()
         anchor = banks.w13.planes["words"]

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.census import Census, census
-from sm70_moe.kernels.images import Cubins, Image
-from sm70_moe.kernels.manifest import Kernel, Manifest
+from sm70_moe.kernels.build.images import Cubins, Image
+from sm70_moe.kernels.build.manifest import Kernel, Manifest
+from sm70_moe.kernels.machinecode.census import Census, census
 
 
 @dataclass(frozen=True, slots=True)

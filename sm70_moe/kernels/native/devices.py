@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.launch import Config, Fire
-from sm70_moe.kernels.refusal import LaunchRefused
+from sm70_moe.kernels.native.launch import Config, Fire
+from sm70_moe.kernels.native.refusal import LaunchRefused
 
 DEFAULT_STREAM = 1
 """CU_STREAM_LEGACY, which is what torch means by stream 0; 0 itself may be set to mean another one."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build import INSTALLED, SOURCES, expected_id
-from sm70_moe.kernels.images import Cubins
-from sm70_moe.kernels.manifest import KINDS, Kernel, Manifest, load_manifests
+from sm70_moe.kernels.build.images import Cubins
+from sm70_moe.kernels.build.manifest import KINDS, Kernel, Manifest, load_manifests
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -192,7 +192,7 @@ class Launcher:
         if cubins.id != expected:
             raise BackendError(f"{cubins.folder}: build id {cubins.id}, expected {expected}: build again")
         if driver is None:
-            from sm70_moe.kernels.devices import CudaDriver
+            from sm70_moe.kernels.native.devices import CudaDriver
 
             driver = CudaDriver()
         return cls(cubins, load_manifests(SOURCES), ordinal(device), driver)

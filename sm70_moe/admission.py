@@ -14,6 +14,7 @@ from sm70_moe.checks.contract import contract_findings
 from sm70_moe.checks.layer import look_at
 from sm70_moe.checks.machine import backend_findings, layer_device, native_findings, option_finding
 from sm70_moe.checks.operator import layer_list
+from sm70_moe.checks.options import Wanted, native_option
 from sm70_moe.decision import Decision, Finding, Outcome, Plain, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.flags import FlagState, FlagValue
@@ -113,7 +114,7 @@ def resident_tokens(override: int, facts: LayerFacts) -> int:
 
 
 def in_order_of_need(features: Mapping[str, Feature]) -> tuple[str, ...]:
-    """Feature names, each after those that it needs; policy validation has excluded cycles."""
+    """Feature names, each after those that it needs, options last; policy validation has excluded cycles."""
     done: dict[str, None] = {}
 
     def visit(name: str) -> None:
@@ -122,7 +123,7 @@ def in_order_of_need(features: Mapping[str, Feature]) -> tuple[str, ...]:
                 visit(need)
             done[name] = None
 
-    for name in features:
+    for name in sorted(features, key=lambda name: features[name].kind == "option"):
         visit(name)
     return tuple(done)
 
@@ -176,12 +177,20 @@ class _Case:
         routes = [route for route in self.policy.routes if route.feature == name]
         if feature.kind == "option":
             backends = tuple(dict.fromkeys(route.backend for route in self.policy.routes))
-            return (option_finding(name, backends, self.machine),)
+            honoured = option_finding(name, backends, self.machine)
+            if not feature.native:
+                return (honoured,)
+            return (honoured, *native_option(name, self.wanted(), self.device_finding, self.device, self.machine))
         findings: list[Finding] = []
         for backend in dict.fromkeys(route.backend for route in routes):
             findings += self.native(backend, feature.native)
             findings += self.backend(backend)
         return tuple(findings)
+
+    def wanted(self) -> Wanted:
+        """Sizes and layout of the layer's banks, as far as they are decided; options are decided last."""
+        facts = self.layer.facts
+        return Wanted(facts.hidden, facts.intermediate_per_rank, facts.top_k, self.banks())
 
     def backend(self, name: str) -> tuple[Finding, ...]:
         return backend_findings(name, self.policy.routes[-1].order, self.layer.facts, self.machine)
@@ -251,14 +260,19 @@ class _Case:
 
     def layout(self, routes: tuple[Route, ...]) -> BankLayout | None:
         """The one layout that all admitted routes read: a layer's weights are kept once."""
-        if not routes or self.layer.grouping is None:
+        return self.banks() if routes else None
+
+    def banks(self) -> BankLayout | None:
+        """What the features that were admitted so far make of the banks; every route reads the same order."""
+        if self.layer.grouping is None:
             return None
-        admitted = [f for name, f in self.policy.features.items() if self.decisions[name].admitted]
+        decided = ((feature, self.decisions.get(name)) for name, feature in self.policy.features.items())
+        admitted = [feature for feature, decision in decided if decision and decision.admitted]
         wanted = self.policy.contract.weights.prepared_group
         bound = any(Check.PREPARED_GROUP in f.checks for f in admitted)
         metadata = next((Metadata(f.metadata) for f in admitted if f.metadata), Metadata.FOUR_BYTE)
         return BankLayout(
-            order=routes[-1].order,
+            order=self.policy.routes[-1].order,
             metadata=metadata,
             group=wanted if wanted and bound else self.layer.grouping.widest,
             interleaved=any(f.interleaves_w13 for f in admitted),
@@ -289,6 +303,7 @@ LAYER_REASONS = frozenset(
         Reason.GROUP_SIZE,
         Reason.PREPARED_GROUP,
         Reason.ACTIVATION,
+        Reason.KERNEL_SIZES,
         Reason.GROUP_INDIVISIBLE,
         Reason.SHARD_UNEVEN,
         Reason.SHARD_CUTS_GROUP,

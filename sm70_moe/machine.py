@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, SettingsError
+from sm70_moe.kernels.native.residency import Residency
 
 if TYPE_CHECKING:
     from sm70_moe.kernels import Backend, Broken
     from sm70_moe.kernels.build.images import Cubins
+    from sm70_moe.kernels.native.backend import NativeBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,9 @@ class Build:
     build. `images` are the architectures it holds machine code for, `backends` those of each backend
     (None: the same for all; a backend that is left out has no kernels). `self_tests` maps (device,
     backend) to "" for a known-answer call that came out right, else to what went wrong; a `Refusal`
-    is the driver's own text.
+    is the driver's own text. For options with kernels of their own, under the option's name: `sizes`
+    are the geometries that there are kernels for, `residencies` what a device holds of them at once
+    (a text: why nobody knows).
     """
 
     id: str
@@ -60,10 +64,16 @@ class Build:
     images: frozenset[str]
     self_tests: Mapping[tuple[str, str], str] = field(default_factory=dict)
     backends: Mapping[str, frozenset[str]] | None = None
+    sizes: Mapping[str, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
+    residencies: Mapping[tuple[str, str], Residency | str] = field(default_factory=dict)
 
     def images_of(self, backend: str) -> frozenset[str]:
         """Architectures for which there is machine code of a backend."""
         return self.images if self.backends is None else self.backends.get(backend, frozenset())
+
+    def specialised(self, option: str) -> tuple[Mapping[str, int], ...]:
+        """Sizes by name that an option's kernels were made for; there is none for any other."""
+        return self.sizes.get(option, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +183,8 @@ def installed_build(
         images=cubins.architectures,
         self_tests=self_tests(backends, devices),
         backends=backend_images(cubins),
+        sizes=option_sizes(cubins),
+        residencies=residencies(backends, devices),
     )
 
 
@@ -189,9 +201,40 @@ def self_tests(backends: Mapping[str, Backend | Broken], devices: tuple[Device, 
     from sm70_moe.kernels.native.pending import Pending
 
     natives = {name: backend for name, backend in backends.items() if isinstance(backend, NativeBackend)}
+    natives |= options_of(backends)
     return Pending(
         {(d.name, name): partial(backend.self_test, d.name) for name, backend in natives.items() for d in devices}
     )
+
+
+def residencies(
+    backends: Mapping[str, Backend | Broken], devices: tuple[Device, ...]
+) -> Mapping[tuple[str, str], Residency | str]:
+    """What each device holds at once of an option's kernels; asked when somebody wants to know."""
+    from sm70_moe.kernels.native.pending import Pending
+
+    options = options_of(backends)
+    return Pending({(d.name, name): partial(one.residency, d.name) for name, one in options.items() for d in devices})
+
+
+def options_of(backends: Mapping[str, Backend | Broken]) -> dict[str, NativeBackend]:
+    """Option -> the native backend that honours it, as it runs then."""
+    from sm70_moe.kernels.native.backend import NativeBackend
+
+    natives = [backend for backend in backends.values() if isinstance(backend, NativeBackend)]
+    return {option: native.with_options({option}) for native in natives for option in sorted(native.options)}
+
+
+def option_sizes(cubins: Cubins) -> Mapping[str, tuple[Mapping[str, int], ...]]:
+    """Option -> geometries that the build has specialised kernels for."""
+    from sm70_moe.kernels.native.steps import OPTIONS, STEPS
+
+    def made(option: str) -> tuple[Mapping[str, int], ...]:
+        found = {i.version.sizes for i in cubins.images if i.version.source in STEPS[option].sources}
+        return tuple(dict(sizes) for sizes in sorted(found) if sizes)
+
+    known = [option for options in OPTIONS.values() for option in sorted(options) if option in STEPS]
+    return MappingProxyType({option: made(option) for option in known})
 
 
 def nvml_devices() -> tuple[tuple[str, Device], ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sm70_moe.admission import Admission
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels import Backend, Broken
+from sm70_moe.kernels import Backend, Broken, Configurable
 from sm70_moe.layout import BankShape, Metadata
 
 TYPICAL_TOKENS = (1, 8, 128, 8192)
@@ -82,7 +82,8 @@ def bank_shape(admission: Admission) -> BankShape | None:
 
 
 def backend(admission: Admission, name: str) -> Backend:
-    """The installed backend of an admitted route."""
+    """The installed backend of an admitted route, with those of its options that were admitted."""
     found = admission.machine.backends[name]
     assert not isinstance(found, Broken)  # an admitted route's backend has loaded
-    return found
+    chosen = frozenset(d.feature for d in admission.decisions if d.kind == "option" and d.admitted) & found.options
+    return found.with_options(chosen) if chosen and isinstance(found, Configurable) else found

@@ -115,6 +115,12 @@ FLAGS = (
         "Measure tactics for small shapes; broader than one contract.",
         "off",
     ),
+    Known(
+        "fused_decode",
+        (own_name("fused_decode"),),
+        "`qpn_m1` in one launch instead of two; needs a cooperative launch.",
+        "off",
+    ),
 )
 """The flags of the shipped policies. Another policy may declare more."""
 

@@ -32,11 +32,12 @@ def statuses(admission: Admission, feature: str) -> dict[str, Status]:
     return {f.check: f.status for f in admission.decision(feature).findings}
 
 
-def test_full_contract_admits_everything_but_tuning() -> None:
-    """On a machine that has it all, every route is admitted; tuning stays off unless it is asked for."""
+def test_full_contract_admits_everything_but_options() -> None:
+    """On a machine that has it all, every route is admitted; options stay off unless they are asked for."""
     admission = first()
     outcomes = {d.feature: d.outcome for d in admission.decisions}
     assert outcomes.pop("tune_small_shapes") is Outcome.OFF
+    assert outcomes.pop("fused_decode") is Outcome.OFF
     assert set(outcomes.values()) == {Outcome.ADMITTED}
     assert [r.name for r in admission.routes] == [r.name for r in FIRST.routes]
     assert admission.layout is not None
@@ -354,7 +355,7 @@ def test_every_shipped_contract_can_be_met(policy: Policy) -> None:
     """A layer just as a contract has it is admitted by every native route of its policy."""
     images = fake_build(images=frozenset(policy.contract.architectures or ()))
     admission = admit(policy, settings(), contract_facts(policy), fake_machine(build=images))
-    native = [name for name, feature in policy.features.items() if feature.native]
+    native = [name for name, feature in policy.features.items() if feature.native and feature.kind == "route"]
     assert native
     assert all(admission.decision(name).admitted for name in native)
 

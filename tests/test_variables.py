@@ -32,6 +32,7 @@ def test_the_known_names_are_these() -> None:
         "SM70_MOE_CACHE",
         "SM70_MOE_COMPACT_METADATA",
         "SM70_MOE_DEPENDENT_LAUNCH",
+        "SM70_MOE_FUSED_DECODE",
         "SM70_MOE_GROUPED_DECODE",
         "SM70_MOE_INDEXED_PREFILL",
         "SM70_MOE_JOURNAL",

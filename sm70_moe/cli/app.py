@@ -12,7 +12,20 @@ import sys
 
 import typer
 
-from sm70_moe.cli import build_kernels, demo, doctor, explain, inspect, kernels, policy, prepare, sample, verify
+from sm70_moe.cli import (
+    bench,
+    build_kernels,
+    demo,
+    doctor,
+    explain,
+    inspect,
+    kernels,
+    policy,
+    predict,
+    prepare,
+    sample,
+    verify,
+)
 from sm70_moe.errors import Sm70MoeError
 
 app = typer.Typer(
@@ -29,6 +42,8 @@ app.command("sample")(sample.sample)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.command("kernels")(kernels.kernels)
+app.command("predict")(predict.predict)
+app.command("bench")(bench.bench)
 app.command("build-kernels")(build_kernels.build_kernels)
 app.add_typer(policy.app, name="policy")
 

@@ -19,6 +19,7 @@ from sm70_moe.errors import SettingsError
 from sm70_moe.explanation import Line, group_record, heading, line_text, lines_of, memory_line, refusal_lines
 from sm70_moe.facts import CallFacts
 from sm70_moe.kernels import Broken
+from sm70_moe.kernels.native.residency import Residency
 from sm70_moe.layergroup import LayerGroup, collapse
 from sm70_moe.machine import CPU, Device, Machine, probe
 from sm70_moe.plan import Plan
@@ -83,16 +84,21 @@ def explain(
 
 
 def pretended(capability: str, kernels: Path | None) -> Machine:
-    """This machine, as if it had one GPU of that compute capability on which every self-test passes."""
+    """This machine, as if it had one GPU of that compute capability on which every self-test passes.
+
+    Options whose blocks have to be there together find room for them.
+    """
     match = re.fullmatch("([0-9]{1,2})[.]([0-9])", capability)
     if match is None:
         raise SettingsError(f'--capability {capability[:20]!r}: accepted is MAJOR.MINOR, such as "7.0"')
     major, minor = match.groups()
     device = Device("cuda:0", (int(major), int(minor)), "as told by --capability")
     found = probe(kernels=kernels, devices=(), native=True)
-    natives = (name for name, backend in found.backends.items() if not isinstance(backend, Broken) and backend.native)
-    passed = {(device.name, name): "" for name in natives}
-    build = found.build and replace(found.build, self_tests=passed)
+    natives = {n: b for n, b in found.backends.items() if not isinstance(b, Broken) and b.native}
+    options = {option for backend in natives.values() for option in backend.options}
+    passed = {(device.name, name): "" for name in (*natives, *options)}
+    fits = {(device.name, option): Residency(cooperative=True, multiprocessors=1, each=1) for option in options}
+    build = found.build and replace(found.build, self_tests=passed, residencies=fits)
     return replace(found, devices=(device, CPU), build=build)
 
 

@@ -67,6 +67,14 @@ class Backend(Protocol):
         """
 
 
+@runtime_checkable
+class Configurable(Protocol):
+    """A backend that runs in another way for layers that have some of its `options`."""
+
+    def with_options(self, names: Set[str]) -> Backend:
+        """The backend for a layer for which these options, and no others, were admitted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Broken:
     """A plug-in that does not load; `error` is the text of what it raised."""

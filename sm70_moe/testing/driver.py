@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from sm70_moe.kernels.native.launch import Config, Fire
 from sm70_moe.kernels.native.refusal import LaunchRefused
+from sm70_moe.kernels.native.residency import Residency
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TYPES: Mapping[str, Any] = {"ptr": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float}
 """Kind of a manifest's argument -> how it lies in memory."""
+
+
+V100 = Residency(cooperative=True, multiprocessors=80, each=5)
+"""A V100 with blocks of 192 threads and 64 registers."""
 
 
 def number_at(kind: str, address: int) -> float:
@@ -39,7 +44,8 @@ class FakeDriver:
     """Keeps the `Driver` protocol of `sm70_moe.kernels.native.launch`.
 
     `kinds` gives each kernel's arguments ("ptr", "i32", ...). `compute` is called for every launch,
-    with the memory by address. `bound` is every kernel's launch bound. `refuses` is what the driver
+    with the memory by address. `bound` is every kernel's launch bound, `holds` what the device holds
+    of any. `refuses` is what the driver
     says to every launch, if it is not "".
     """
 
@@ -48,6 +54,7 @@ class FakeDriver:
     refuses: str = ""
     name: str = "sm_70"
     bound: int = 256
+    holds: Residency = V100
     loaded: list[tuple[int, bytes, str]] = field(default_factory=list)
     launched: list[Launched] = field(default_factory=list)
     memory: dict[int, NDArray[Any]] = field(default_factory=dict)
@@ -61,6 +68,9 @@ class FakeDriver:
 
     def threads(self, device: int, kernel: object) -> int:
         return self.bound
+
+    def residency(self, device: int, kernel: object, threads: int, shared: int) -> Residency:
+        return self.holds
 
     def prepare(self, device: int, kernel: object, config: Config) -> Fire:
         def fire(stream: int, table: int) -> None:

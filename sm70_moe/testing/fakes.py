@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Literal
 from sm70_moe.decision import Finding
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels import Backend, Broken, registry
+from sm70_moe.kernels.native.steps import FUSED, OPTIONS
 from sm70_moe.layout import BankLayout, BankShape
 from sm70_moe.machine import CPU, Build, Device, Machine
 from sm70_moe.settings import Settings
+from sm70_moe.testing.driver import V100
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 BuildState = Literal["missing", "fake", "stale"]
 NATIVE = ("qpn", "grouped", "indexed")
 """Backends that need the native build."""
+
+FIRST_SIZES = {"hidden": 2560, "intermediate": 160, "top_k": 10, "group": 32}
+"""What the fake build has kernels of options for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class FakeNative:
 
     @property
     def options(self) -> Set[str]:
-        return frozenset()
+        return OPTIONS.get(self.name, frozenset())
 
     def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
         return ()
@@ -79,7 +84,9 @@ def fake_build(device: str = "cuda:0", *, stale: bool = False, images: Set[str] 
         id="fake-build-of-yesterday" if stale else "fake-build",
         expected="fake-build",
         images=frozenset(images),
-        self_tests={(device, name): "" for name in NATIVE},
+        self_tests={(device, name): "" for name in (*NATIVE, FUSED)},
+        sizes={FUSED: (FIRST_SIZES,)},
+        residencies={(device, FUSED): V100},
     )
 
 

@@ -64,8 +64,10 @@ def test_the_flags_of_the_first_contract() -> None:
         "grouped_decode": (("VLLM_SM70_AWQ_QWEN38_MOE_COMPACT_GROUPED_DECODE",), "auto", ("batched_banks",)),
         "indexed_prefill": (("VLLM_SM70_AWQ_QWEN38_MOE_INDEXED_PREFILL",), "auto", ("batched_banks",)),
         "tune_small_shapes": (("VLLM_SM70_AWQ_TUNE_SMALL_SHAPES",), "off", ()),
+        "fused_decode": ((), "off", ("qpn_m1",)),
     }
-    assert [name for name, f in features.items() if f.native] == ["qpn_m1", "grouped_decode", "indexed_prefill"]
+    native = [name for name, f in features.items() if f.native]
+    assert native == ["qpn_m1", "grouped_decode", "indexed_prefill", "fused_decode"]
     assert [name for name, f in features.items() if f.interleaves_w13] == ["legacy_single_token"]
     assert [name for name, f in features.items() if f.layer_lists] == ["batched_banks"]
     assert [name for name, f in features.items() if f.batches] == ["batched_banks"]

@@ -58,11 +58,11 @@ struct Matrix {
 #elif MOE_METADATA == 3 && MOE_ORDER == TILE32X8
       // three bytes of eight columns are 24 bytes: this column's start in `first`, may end in `second`
       const u32 three = __funnelshift_r(first, second, (3 * row & 3) * 8);
-      return from_zero(three & 0xffff, three >> 16 & 0xff);
+      return from_zero(three, __byte_perm(three, 0x64, 0x4242));
 #elif MOE_METADATA == 3
-      return from_zero(first, second);
+      return from_zero(first, __byte_perm(second, 0x64, 0x4040 + 0x0101 * (row & 3)));
 #else
-      return from_zero(first, second >> (4 * row) & 15);
+      return from_zero(first, (second >> (4 * row) & 15) * 0x00010001u + 0x64006400u);
 #endif
     }
   };
@@ -100,7 +100,7 @@ struct Matrix {
     const u8* const eight = groups + place * 3;
     return {codes, eight + (3 * row & ~3), eight + (3 * row + 2 & ~3)};
 #elif MOE_METADATA == 3
-    return {codes, groups + (place + row) * 2, zeros + place + row};
+    return {codes, groups + (place + row) * 2, zeros + place + (row & 4)};
 #else
     return {codes, groups + (place + row) * 2, zeros + eighth * 4};
 #endif
@@ -119,7 +119,7 @@ struct Matrix {
 #elif MOE_METADATA == 3 && MOE_ORDER == TILE32X8
     return {read_word(place.groups + place_step * 3, there), read_word(place.zeros + place_step * 3, there)};
 #elif MOE_METADATA == 3
-    return {read_half(place.groups + place_step * 2, there), read_byte(place.zeros + place_step, there)};
+    return {read_half(place.groups + place_step * 2, there), read_word(place.zeros + place_step, there)};
 #else
     return {read_half(place.groups + place_step * 2, there), read_word(place.zeros + place_step / 2, there)};
 #endif

@@ -98,6 +98,13 @@ __device__ __forceinline__ u32 mul2(u32 a, u32 b) {
   return d;
 }
 
+// -a * b; the sign costs no instruction of its own.
+__device__ __forceinline__ u32 negated_mul2(u32 a, u32 b) {
+  u32 d;
+  asm("{ .reg .b32 n; neg.f16x2 n, %1; mul.rn.f16x2 %0, n, %2; }" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
   u32 d;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
@@ -124,9 +131,9 @@ __device__ __forceinline__ u16 mul_half(u16 a, u16 b) {
   return d;
 }
 
-// Dependent launch (sm_90 and later). Without the launch attribute both do nothing.
+// Dependent launch (sm_90 and later). Without the launch attribute both do nothing; a cooperative grid has neither.
 __device__ __forceinline__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && !defined MOE_ONE_LAUNCH
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

@@ -32,10 +32,10 @@ __device__ __forceinline__ void decode(u32 word, Scale group, u32 (&weights)[4])
 }
 
 // bias = half(-zero * scale), one rounding (CONTRACT 8.1). Zero 0 under a positive scale gives -0.
-__device__ __forceinline__ Scale from_zero(u32 scale, u32 zero) {
+// `offset`: 1024 + zero, as an FP16 number in both halves.
+__device__ __forceinline__ Scale from_zero(u32 scale, u32 offset) {
   const u32 both = spread(scale, 0x1010);
-  const u32 exact = add2(zero * 0x00010001u | 0x64006400u, 0xe400e400u);
-  return {both, mul2(exact ^ 0x80008000u, both)};
+  return {both, negated_mul2(add2(offset, 0xe400e400u), both)};
 }
 
 __device__ __forceinline__ Scale from_pair(u32 word) { return {spread(word, 0x1010), spread(word, 0x3232)}; }

@@ -1,14 +1,15 @@
 // W13, SwiGLU: x (M, H) -> intermediate (M, k, I), for up to 8 tokens.
 #include "w13.cuh"
 
-#define KERNEL(name, most)                                                                                      \
-  extern "C" __global__ void BOUNDS(W13Cut<most>::kThreads, W13Cut<most>::kBlocks)                                    \
+#define KERNEL(name, most)                                                                              \
+  extern "C" __global__ void BOUNDS(W13Cut<most>::kThreads, W13Cut<most>::kBlocks)          \
       name(const u16* x, const int* ids, const void* w13_words, const void* w13_metadata,                       \
            const void* w13_scales, const void* w13_zeros, u16* intermediate, int tokens, int top_k, int hidden, \
            int inner, int experts, int group) {                                                                 \
-    w13<most>(x, ids, w13_words, GROUPS(w13_metadata, w13_scales), w13_zeros, intermediate, tokens, top_k,      \
-              hidden, inner, experts, group);                                                                   \
+    w13<most>(x, ids, w13_words, GROUPS(w13_metadata, w13_scales), w13_zeros, intermediate, tokens,     \
+                      top_k, hidden, inner, experts, group, blockIdx.x, blockIdx.y);                   \
   }
 
 KERNEL(w13_1, 1)
-KERNEL(w13_8, kServed)
+KERNEL(w13_2, 2)
+KERNEL(w13_8, 8)  // blocks of four tokens

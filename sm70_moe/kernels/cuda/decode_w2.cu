@@ -7,7 +7,7 @@
            const void* w2_metadata, const void* w2_scales, const void* w2_zeros, u16* out, int tokens, int top_k,  \
            int hidden, int inner, int experts, int group) {                                                        \
     w2<most, crowded>(intermediate, ids, weights, w2_words, GROUPS(w2_metadata, w2_scales), w2_zeros, out, tokens, \
-                      top_k, hidden, inner, experts, group);                                                       \
+                      top_k, hidden, inner, experts, group, blockIdx.x, blockIdx.y, Previous{});                   \
   }
 
 KERNEL(w2_1, 1, false)  // a block for each token

@@ -25,6 +25,16 @@
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x & 31; }
 
+// Waits for the `THREADS` threads of a task: a whole block, except where blocks have warps to spare.
+template <int THREADS>
+__device__ __forceinline__ void sync_task() {
+#ifdef MOE_ONE_LAUNCH
+  asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+#else
+  __syncthreads();
+#endif
+}
+
 #if QUADPAIR
 constexpr int kSets = 1;   // sets of weights in one step
 constexpr int kSums = 8;   // accumulators of a lane

@@ -32,22 +32,29 @@ constexpr int kMostParts = divide_up(kMostUnits, kPartUnits);
 // Warps that a multiprocessor should hold: what registers are kept low for. On sm_90 such that nothing is
 // spilled: two spilled registers cost more than a block less.
 #ifndef MOE_W13_RESIDENT
-#define MOE_W13_RESIDENT                       \
-  (!SPECIALISED             ? 16               \
-   : __CUDA_ARCH__ != 900   ? 24               \
-   : MOE_METADATA != 4      ? (TOKENS == 1 ? 40 : 32) \
-                            : (TOKENS == 1 ? 35 : 40))
+#define MOE_W13_RESIDENT                              \
+  (!SPECIALISED                      ? 16             \
+   : __CUDA_ARCH__ != 900            ? 24             \
+   : MOST == 1 && MOE_METADATA == 4  ? 35             \
+   : MOST == 2 && MOE_METADATA == 3  ? 30             \
+                                     : 40)
 #endif
 // Operands that are loaded before the first is used, 1 to 4 * kQuads.
 #ifndef MOE_W13_EARLY
-#define MOE_W13_EARLY (QUADPAIR ? SPECIALISED + 1 : TOKENS > 1 ? 8 : MOE_METADATA == 4 ? 4 : 2)
+#define MOE_W13_EARLY                                 \
+  (QUADPAIR                          ? SPECIALISED + 1 \
+   : MOST == 1 && MOE_METADATA == 4  ? 4              \
+   : __CUDA_ARCH__ != 900            ? 2              \
+   : MOST == 2 && MOE_METADATA != 3  ? 8              \
+                                     : 2)
 #endif
 
-// How a block that serves up to TOKENS tokens is cut. Each owns one octet of columns.
+// How a block is cut in a kernel for up to MOST tokens. Each owns one octet of columns.
 // - m16n8k16: two parts in a warp. Rows 8 to 15 are the next part, and each token has two columns.
 // - the quad-pair step: one part in a warp.
-template <int TOKENS>
+template <int MOST>
 struct W13Cut {
+  static constexpr int kServed = MOST < 4 ? MOST : 4;  // tokens of a block
   static constexpr int kWarpParts = QUADPAIR ? 1 : 2;
   static constexpr int kWarpUnits = kWarpParts * kPartUnits;
 #if SPECIALISED
@@ -69,30 +76,51 @@ struct W13Cut {
 #if SPECIALISED
 constexpr int kTopK = TOP_K;
 #else
-constexpr int kTopK = 31;  // at most: a token's slots are bits of a word
+constexpr int kTopK = 16;  // at most, as the manifest says
 #endif
-constexpr int kBatch = 8;   // tokens of a call
-constexpr int kServed = 4;  // tokens of a block
 constexpr bool kOneScans = __CUDA_ARCH__ >= 900 && !QUADPAIR;
 
 // Whom a block serves: tokens, and for each the bits of its slots with the block's expert.
 struct Served {
-  u32 slots[kServed];
-  int token[kServed];
+  u32 slots[4];
+  int token[4];
   bool any;
+};
+
+// All ids of a call, in a warp's registers: lane l has those of slots l, l + 32, ... Requested together, and
+// without waiting for the block's own.
+template <int MOST>
+struct Ids {
+  static constexpr int kWords = divide_up(MOST * kTopK, 32);
+  int id[kWords];
+
+  __device__ __forceinline__ Ids(const int* ids, int slots) {
+#pragma unroll
+    for (int w = 0; w < kWords; w++) id[w] = (int)read_word(ids + place(w), place(w) < slots);
+  }
+
+  __device__ __forceinline__ static int place(int w) { return 32 * w + lane_id(); }
+
+  // Does no slot before this one have the expert?
+  __device__ __forceinline__ bool first(int expert, int slot) const {
+    bool seen = false;
+#pragma unroll
+    for (int w = 0; w < kWords; w++) seen |= place(w) < slot && id[w] == expert;
+    return !__any_sync(~0u, seen);
+  }
 };
 
 // The tokens that chose `expert` are served four at a time; the block of the first slot of the first of
 // four does it, all others of these have nothing to do. One warp finds out for the block: it is seventy
 // instructions.
-__device__ __forceinline__ void scan(Served& served, const int* ids, int expert, int slot, int slots, int top_k) {
-  constexpr int kWords = divide_up(kBatch * kTopK, 32);
+template <int MOST>
+__device__ __forceinline__ void scan(Served& served, const Ids<MOST>& ids, int expert, int slot, int slots, int top_k) {
+  constexpr int kServed = W13Cut<MOST>::kServed;
   const int lane = lane_id(), token = slot / TOP_K;
   u32 mine = 0;  // lane t: slots of token t
 #pragma unroll
-  for (int w = 0; w < kWords; w++) {
-    const int i = 32 * w + lane;
-    const u32 same = __ballot_sync(~0u, (i < slots ? ids[i] : -1) == expert);
+  for (int w = 0; w < Ids<MOST>::kWords; w++) {
+    const u32 same = __ballot_sync(~0u, Ids<MOST>::place(w) < slots && ids.id[w] == expert);
     const int ahead = lane * TOP_K - 32 * w;
     mine |= shift_right(same, ahead) | shift_left(same, -ahead);
   }
@@ -109,28 +137,43 @@ __device__ __forceinline__ void scan(Served& served, const int* ids, int expert,
   if (lane == token) served.any = first % kServed == 0 && __ffs(mine) - 1 == slot - token * TOP_K;
 }
 
-// Does no earlier slot have this expert?
-__device__ __forceinline__ bool first_of_its_kind(const int* ids, int expert, int slot) {
-  bool seen = false;
-  if (SPECIALISED) {
-#pragma unroll
-    for (int i = 0; i < kBatch * kTopK; i += 32) seen |= i + lane_id() < slot && ids[i + lane_id()] == expert;
+// Stores a lane's sums of part `first` (and the next) for all tokens.
+template <int TOKENS>
+__device__ __forceinline__ void keep_part(float (*sums)[8][TOKENS], int first, int parts, bool whole, float (&c)[kSums]) {
+  const int row = lane_row();
+#if QUADPAIR
+  if (TOKENS == 1) {
+    sum_quads_first(c);
+    if (!(threadIdx.x & 14) && (whole || first < parts)) {
+      sums[first][row & 5][0] = c[0];
+      sums[first][row & 5 | 2][0] = c[2];
+    }
   } else {
-    for (int i = lane_id(); i < slot; i += 32) seen |= ids[i] == expert;
+    sum_quads(c);
+    float* const place = &sums[first][summed_row()][summed_column() % TOKENS];
+    if (summed_column() < TOKENS && (whole || first < parts)) place[0] = c[0], place[1] = c[1];
   }
-  return !__any_sync(~0u, seen);
+#else
+  // columns 2 quad and the next: rows 0 to 7 with the first part, rows 8 to 15 with the second
+  const int quad = lane_quad();
+  if (quad < TOKENS) {
+    if (whole || first < parts) sums[first][row][quad] = c[0];
+    if (whole || first + 1 < parts) sums[first + 1][row][quad] = c[3];
+  }
+#endif
 }
 
-template <int TOKENS>
+template <int MOST>
 __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* words, const void* groups,
                                     const void* zeros, u16* intermediate, int tokens, int top_k, int hidden, int inner,
-                                    int experts, int group) {
-  using C = W13Cut<TOKENS>;
+                                    int experts, int group, int octet, int slot) {
+  using C = W13Cut<MOST>;
+  constexpr int TOKENS = C::kServed;
   __shared__ float sums[kMostParts][8][TOKENS];
   __shared__ Served served;
   const int warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
-  const int octet = blockIdx.x, slot = blockIdx.y;
   const int units = HIDDEN / 32, parts = (units + kPartUnits - 1) / kPartUnits;
+  const Ids<MOST> all(ids, MOST > 1 ? tokens * TOP_K : 0);
   const int expert = ids[slot];
 
   // Activations of this lane's column, a word's worth each: kEarly of them before they are needed.
@@ -157,10 +200,10 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
   // cannot follow becomes a call there.)
   bool known = true;
   if (TOKENS > 1) {
-    known = !kOneScans || !first_of_its_kind(ids, expert, slot);
+    known = !kOneScans || !all.first(expert, slot);
     if (known) {
-      if (!kOneScans || warp == 0) scan(served, ids, expert, slot, tokens * TOP_K, top_k);
-      __syncthreads();
+      if (!kOneScans || warp == 0) scan(served, all, expert, slot, tokens * TOP_K, top_k);
+      sync_task<C::kThreads>();
       if (!served.any) return;
     }
   }
@@ -170,18 +213,17 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
     const int first = round + warp * C::kWarpParts;
     uint4 codes[kQuads][kSets];
     Matrix::Raw raw[kQuads][kSets];
+    const Matrix::Place place = matrix.at(octet, first * kPartUnits + quad, row);
 #pragma unroll
-    for (int s = 0; s < kSets; s++) {
-      const int part = first + s;
-      const Matrix::Place place = matrix.at(octet, part * kPartUnits + quad, row);
+    for (int j = 0; j < kQuads; j++) {
 #pragma unroll
-      for (int j = 0; j < kQuads; j++) {
-        const bool there = C::kWhole || part * kPartUnits + quad + 4 * j < units;
-        codes[j][s] = matrix.codes_at(place, 4 * j, there);
-        raw[j][s] = matrix.raw_at(place, 4 * j, there);
+      for (int s = 0; s < kSets; s++) {
+        const int ahead = s * kPartUnits + 4 * j;
+        const bool there = C::kWhole || first * kPartUnits + quad + ahead < units;
+        codes[j][s] = matrix.codes_at(place, ahead, there);
+        raw[j][s] = matrix.raw_at(place, ahead, there);
       }
     }
-    let_next_start();
 
     if (C::kEarly < 4 * kQuads) {
       // Brings this warp's activations into L1, a sector a lane, while the weights are on their way, so that
@@ -191,12 +233,13 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
       const u32 warm = read_word(x + slot / TOP_K * HIDDEN + sector * 16) & (u32)(tokens >> 8);
       activations += warm;
     }
-    if (TOKENS > 1 && !known && warp == 0) scan(served, ids, expert, slot, tokens * TOP_K, top_k);
-    __syncthreads();  // keeps the loads in front
+    if (TOKENS > 1 && !known && warp == 0) scan(served, all, expert, slot, tokens * TOP_K, top_k);
+    sync_task<C::kThreads>();  // keeps the loads in front
     if (TOKENS > 1 && round == 0) {
-      serves = C::token(row) < kServed && served.slots[C::token(row) % kServed];
+      serves = C::token(row) < TOKENS && served.slots[C::token(row) % TOKENS];
       if (serves) activations += served.token[C::token(row)] * HIDDEN;
     }
+    let_next_start();  // not before: its loads would stand between ours
     known = true;
     asm volatile("" : "+l"(activations));  // one address, not one for each load
     if (TOKENS > 1 || !C::kWhole) {
@@ -220,34 +263,14 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
         sum.add(weights, operand[i]);
       }
     }
+    sum.join();
+    keep_part(sums, first, parts, C::kWhole, sum.c[0]);
     if (!C::kWhole) {
       unit += C::kWarps * C::kWarpParts * kPartUnits;
       activations += C::kWarps * C::kWarpParts * kPartUnits * 32;
     }
-    sum.join();
-    float(&c)[kSums] = sum.c[0];
-
-#if QUADPAIR
-    if (TOKENS == 1) {
-      sum_quads_first(c);
-      if (!(threadIdx.x & 14) && (C::kWhole || first < parts)) {
-        sums[first][row & 5][0] = c[0];
-        sums[first][row & 5 | 2][0] = c[2];
-      }
-    } else {
-      sum_quads(c);
-      float* const place = &sums[first][summed_row()][summed_column() % TOKENS];
-      if (summed_column() < TOKENS && (C::kWhole || first < parts)) place[0] = c[0], place[1] = c[1];
-    }
-#else
-    // columns 2 quad and the next: rows 0 to 7 with the first part, rows 8 to 15 with the second
-    if (quad < TOKENS) {
-      if (C::kWhole || first < parts) sums[first][row][quad] = c[0];
-      if (C::kWhole || first + 1 < parts) sums[first + 1][row][quad] = c[3];
-    }
-#endif
   }
-  __syncthreads();
+  sync_task<C::kThreads>();
 
   // one thread a column of the intermediate and token
   if (threadIdx.x >= 4 * TOKENS) return;
@@ -256,9 +279,9 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
 #pragma unroll(SPECIALISED ? kMostParts : 4)
   for (int p = 0; p < parts; p++) gate += sums[p][2 * column][token], up += sums[p][2 * column + 1][token];
   const u16 value = swiglu(gate, up);
-  u16* const result = intermediate + blockIdx.x * 4 + column;
+  u16* const result = intermediate + (u32)octet * 4 + column;
   if (TOKENS == 1) {
-    result[blockIdx.y * INNER] = value;
+    result[(u32)slot * INNER] = value;
   } else {
     for (u32 slots = served.slots[token]; slots; slots &= slots - 1)
       result[(served.token[token] * TOP_K + __ffs(slots) - 1) * INNER] = value;

@@ -31,7 +31,7 @@ constexpr int kMostRuns = 8;
 #endif
 #ifndef MOE_W2_RESIDENT  // warps that a multiprocessor should hold: what registers are kept low for
 #define MOE_W2_RESIDENT \
-  (!SPECIALISED ? 24 : TOKENS == 1 ? 39 : CROWDED ? 25 : kRuns <= 5 && MOE_METADATA == 4 ? 20 : 15)
+  (!SPECIALISED ? 24 : TOKENS == 1 ? 39 : CROWDED ? 25 : kRuns <= 5 && MOE_METADATA == 4 && __CUDA_ARCH__ < 1200 ? 20 : 15)
 #endif
 
 // CROWDED: there are more blocks than multiprocessors hold, so that many resident warps are worth more than
@@ -92,17 +92,25 @@ __device__ __forceinline__ void keep(float (*parts)[8], int stride, int first, i
 #endif
 }
 
-template <int TOKENS, bool CROWDED>
+// What makes sure that the activations are there: here, the end of the kernel in front.
+struct Previous {
+  __device__ __forceinline__ void operator()() const {
+    let_next_start();
+    wait_for_previous();
+  }
+};
+
+template <int TOKENS, bool CROWDED, class Ready>
 __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, const float* weights, const void* words,
                                    const void* groups, const void* zeros, u16* out, int tokens, int top_k, int hidden,
-                                   int inner, int experts, int group) {
+                                   int inner, int experts, int group, int octet, int part, Ready ready) {
   using C = W2Cut<TOKENS, CROWDED>;
   __shared__ float parts[C::kSlots * C::kKept][8];
   __shared__ __align__(16) u8 staged[C::kStagedBytes];
   __shared__ float factor[C::kSlots];
   __shared__ int chosen[C::kSlots];
   const int warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
-  const int octet = blockIdx.x, token = blockIdx.y * TOKENS;  // the first of this block's tokens
+  const int token = part * TOKENS;  // the first of this block's tokens
   const int units = INNER / 32, run_units = (units + kMostRuns - 1) / kMostRuns;
   const int runs = (units + run_units - 1) / run_units;
   const int served = TOKENS == 1 ? 1 : min(tokens - token, TOKENS), slots = served * TOP_K;
@@ -175,8 +183,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
     if (round == 0) {
 #pragma unroll 1
       for (int i = threadIdx.x; i < slots; i += C::kThreads) chosen[i] = ids[i], factor[i] = weights[i];
-      let_next_start();
-      wait_for_previous();  // the activations are there
+      ready();  // the activations are there
       if (C::kStaged) {
         const int chunks = INNER / 8;
 #pragma unroll 1
@@ -185,7 +192,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
           *(uint4*)to = read_activations(intermediate + n * 8, true);
         }
       }
-      __syncthreads();  // keeps the loads in front
+      sync_task<C::kThreads>();  // keeps the loads in front
     }
 
     float one = 0.0f, two = 0.0f;
@@ -221,7 +228,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
     }
     if (C::kRanges == 1) keep(parts, 1, first, slots, to_float(to_half(one)), to_float(to_half(two)));
   }
-  __syncthreads();
+  sync_task<C::kThreads>();
 
   if (C::kRanges > 1) {  // each slot's dot product, rounded
 #pragma unroll 1
@@ -233,7 +240,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
         if (r < runs) dot += slot[r][i & 7];
       slot[0][i & 7] = to_float(to_half(dot));
     }
-    __syncthreads();
+    sync_task<C::kThreads>();
   }
 
   for (int i = threadIdx.x; i < served * 8; i += C::kThreads) {

@@ -17,7 +17,8 @@ from sm70_moe.kernels.build import SOURCES
 from sm70_moe.kernels.build.manifest import Manifest, load_manifests
 from sm70_moe.kernels.native.launch import Driver, Launcher
 from sm70_moe.kernels.native.refusal import LaunchRefused, Refusal
-from sm70_moe.kernels.native.steps import STEPS, Route
+from sm70_moe.kernels.native.residency import Residency
+from sm70_moe.kernels.native.steps import FUSED, OPTIONS, STEPS, Route
 from sm70_moe.layout import BankLayout, BankShape
 
 if TYPE_CHECKING:
@@ -39,29 +40,45 @@ class NativeBackend:
     """A backend whose kernels come with the native build.
 
     `folder` is another build than the package's own. `dependent`: kernels of a call may overlap
-    where the device can do that. `driver` stands in for CUDA in tests.
+    where the device can do that; `fused`: they are one kernel, an option of `qpn`. `driver` stands in
+    for CUDA in tests.
     """
 
     name: str
     native: bool = True
-    options: Set[str] = frozenset()
     folder: Path | None = None
     dependent: bool = True
+    fused: bool = False
     driver: Callable[[], Driver] | None = field(default=None, compare=False)
     _state: _State = field(default_factory=lambda: _State(), compare=False, repr=False)
 
     @property
     def route(self) -> Route | None:
         """How its calls are run; None as long as nobody wrote its kernels."""
-        return STEPS.get(self.name)
+        return STEPS.get(FUSED if self.fused else self.name)
+
+    @property
+    def options(self) -> Set[str]:
+        return OPTIONS.get(self.name, frozenset())
 
     @property
     def orders(self) -> Set[str]:
         return self.route.orders if self.route else frozenset({"tile32x8", "octet32"})
 
-    def configured(self, folder: Path | None, dependent: bool) -> NativeBackend:
-        """The same backend for another build, or with dependent launch on or off."""
-        return replace(self, folder=folder, dependent=dependent, _state=_State())
+    def configured(self, folder: Path | None, dependent: bool, fused: bool = False) -> NativeBackend:
+        """The same backend for another build, with dependent launch on or off, in one launch or in two."""
+        if fused and FUSED not in self.options:
+            raise BackendError(f"backend {self.name!r}: has no option {FUSED}, only {sorted(self.options)}")
+        return replace(self, folder=folder, dependent=dependent, fused=fused, _state=_State())
+
+    def with_options(self, names: Set[str]) -> NativeBackend:
+        """The backend for layers with these options; always the same one for the same options."""
+        if self.fused is (FUSED in names):
+            return self
+        with self._state.lock:
+            if self._state.other is None:
+                self._state.other = self.configured(self.folder, self.dependent, not self.fused)
+            return self._state.other
 
     def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
         """Sizes that the kernels' manifests do not accept; sizes that nobody gave are the contract's matter."""
@@ -132,6 +149,20 @@ class NativeBackend:
         except BackendError as error:
             return str(error)
 
+    def residency(self, device: str) -> Residency | str:
+        """What "cuda:N" holds at once of that cooperative kernel of its own of which it holds the fewest blocks.
+
+        A text says what went wrong.
+        """
+        from sm70_moe.kernels.native.selftest import cooperative_steps
+
+        try:
+            launcher = self.launcher(device)
+            found = [launcher.residency(*each) for each in cooperative_steps(launcher, self._require_route())]
+        except BackendError as error:
+            return str(error)
+        return min(found, key=lambda one: one.each) if found else "no kernel of this device is launched cooperatively"
+
     def launcher(self, device: str) -> Launcher:
         """The kernels on a device, opened once. Raises BackendError where there is no build, or a stale one."""
         with self._state.lock:
@@ -155,7 +186,7 @@ class NativeBackend:
 
     def _may_depend(self, launcher: Launcher) -> bool:
         able = int(launcher.architecture.removeprefix("sm_")) >= DEPENDENT_FROM
-        return self.dependent and able and launcher.device not in self._state.plain
+        return self.dependent and able and not self.fused and launcher.device not in self._state.plain
 
     def _require_route(self) -> Route:
         if self.route is None:
@@ -184,6 +215,7 @@ class _State:
         self.launchers: dict[str, Launcher] = {}
         self.bound: dict[int, Bound] = {}
         self.plain: set[int] = set()
+        self.other: NativeBackend | None = None  # the one with the other options
 
     @cached_property
     def manifests(self) -> Mapping[str, Manifest]:

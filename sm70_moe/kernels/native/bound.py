@@ -43,6 +43,8 @@ class Bound:
         self.starts, self.ends = [start for start, _ in planes], [end for _, end in planes]
         # zero at first: a kernel that counts arrivals starts from there
         self.scratch = torch.zeros(max(1, route.scratch), dtype=torch.uint8, device=banks.device)
+        if route.scratch and self.scratch.is_cuda and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream(banks.device).synchronize()  # the first call may be on another stream
         self.inner = torch.empty(self._inner_size(MOST_SLOTS), dtype=FP16, device=banks.device)
         self.programs: dict[tuple[int, int], Program] = {}
         self.stream = current_stream(banks.device)

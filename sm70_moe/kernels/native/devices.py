@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.native.launch import Config, Fire
 from sm70_moe.kernels.native.refusal import LaunchRefused
+from sm70_moe.kernels.native.residency import Residency
 
 DEFAULT_STREAM = 1
 """CU_STREAM_LEGACY, which is what torch means by stream 0; 0 itself may be set to mean another one."""
@@ -70,11 +71,36 @@ class CudaDriver:
         found = self._check(kernel.name, *self._cuda.cuKernelGetAttribute(attribute, kernel.found.handle, handle))
         return int(found)
 
+    def residency(self, device: int, kernel: object, threads: int, shared: int) -> Residency:
+        """See `launch.Driver`. A kernel that has no block of this size anywhere has 0, and no error."""
+        assert isinstance(kernel, _Loaded)
+        attributes = self._cuda.CUdevice_attribute
+        handle = self._check("device", *self._cuda.cuDeviceGet(device))
+
+        def asked(attribute: Any) -> int:
+            return int(self._check("device", *self._cuda.cuDeviceGetAttribute(attribute, handle)))
+
+        with self.current(device):
+            function = self._cuda.CUfunction(int(kernel.found.handle))
+            each = self._check(
+                f"occupancy of {kernel.name}",
+                *self._cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared),
+            )
+        return Residency(
+            cooperative=bool(asked(attributes.CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)),
+            multiprocessors=asked(attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+            each=int(each),
+        )
+
     def prepare(self, device: int, kernel: object, config: Config) -> Fire:
         """A function that launches; see `launch.Fire`."""
         assert isinstance(kernel, _Loaded)
         if config.shared > STATIC_SHARED:
-            self._allow_shared(device, kernel, config.shared)
+            attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._set(device, kernel, attribute, config.shared, "bytes of shared memory")
+        if config.carveout is not None:
+            attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            self._set(device, kernel, attribute, config.carveout, "carveout in percent")
         launch, stream_type, results = self._cuda.cuLaunchKernelEx, self._cuda.CUstream, self._cuda.CUresult
         success, no_context = results.CUDA_SUCCESS, results.CUDA_ERROR_INVALID_CONTEXT
         function = self._cuda.CUfunction(int(kernel.found.handle))  # a cast, as CUDA documents it
@@ -137,12 +163,11 @@ class CudaDriver:
         made.attrs, made.numAttrs = attributes, len(attributes)
         return made
 
-    def _allow_shared(self, device: int, kernel: _Loaded, size: int) -> None:
-        attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    def _set(self, device: int, kernel: _Loaded, attribute: Any, value: int, what: str) -> None:
         handle = self._check("device", *self._cuda.cuDeviceGet(device))
         self._check(
-            f"{size} bytes of shared memory for {kernel.name}",
-            *self._cuda.cuKernelSetAttribute(attribute, size, kernel.found.handle, handle),
+            f"{kernel.name}, {what}: {value}",
+            *self._cuda.cuKernelSetAttribute(attribute, value, kernel.found.handle, handle),
         )
 
     def _check(self, what: str, code: Any, *results: Any) -> Any:

@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build import INSTALLED, SOURCES, expected_id
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import KINDS, Kernel, Manifest, load_manifests
+from sm70_moe.kernels.native.residency import Residency
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +43,9 @@ class Step:
     `axes` chooses the version; an axis that it leaves out has its first value. `threads` and `shared`
     (dynamic, bytes) default to the manifest's. `values` are arguments that only this step has.
     `dependent`: may start before the kernel in front has ended, and waits for it itself (sm_90 and
-    later). `cooperative`: all blocks must be resident at once.
+    later). `cooperative`: all blocks must be resident at once; of `grid`'s first size no more are launched
+    than fit, so such a kernel shares its work out among the blocks that there are. `carveout`: percent of a
+    multiprocessor's memory that is to be shared memory; None leaves it to the driver.
     """
 
     source: str
@@ -54,6 +57,7 @@ class Step:
     values: Mapping[str, float] = field(default_factory=dict)
     dependent: bool = False
     cooperative: bool = False
+    carveout: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class Config:
     shared: int
     dependent: bool
     cooperative: bool
+    carveout: int | None = None
 
 
 class Arena(Protocol):
@@ -88,6 +93,9 @@ class Driver(Protocol):
 
     def threads(self, device: int, kernel: object) -> int:
         """Threads a block that a loaded kernel's `__launch_bounds__` allow."""
+
+    def residency(self, device: int, kernel: object, threads: int, shared: int) -> Residency:
+        """How many such blocks of a loaded kernel the device holds at once."""
 
     def prepare(self, device: int, kernel: object, config: Config) -> Fire:
         """What launches a loaded kernel with this configuration."""
@@ -213,10 +221,23 @@ class Launcher:
         """
         launches = []
         for step in steps:
-            kernel, handle = self._kernel(step, sizes)
-            config = config_of(step, kernel, partial(self.driver.threads, self.device, handle))
+            kernel, handle, config = self._configured(step, sizes)
+            if step.cooperative:
+                config = cut_to(self._residency(handle, config), kernel.name, config)
             launches.append((kernel, self.driver.prepare(self.device, handle, config), step.values))
         return Program(launches, varying, values)
+
+    def residency(self, step: Step, sizes: Mapping[str, int]) -> Residency:
+        """How many blocks of a step the device holds at once; raises what `program` raises."""
+        _, handle, config = self._configured(step, sizes)
+        return self._residency(handle, config)
+
+    def _residency(self, handle: object, config: Config) -> Residency:
+        return self.driver.residency(self.device, handle, config.threads, config.shared)
+
+    def _configured(self, step: Step, sizes: Mapping[str, int]) -> tuple[Kernel, object, Config]:
+        kernel, handle = self._kernel(step, sizes)
+        return kernel, handle, config_of(step, kernel, partial(self.driver.threads, self.device, handle))
 
     def _kernel(self, step: Step, sizes: Mapping[str, int]) -> tuple[Kernel, object]:
         manifest = self.manifests.get(step.source)
@@ -242,6 +263,16 @@ def config_of(step: Step, kernel: Kernel, bound: Callable[[], int]) -> Config:
     threads = step.threads or kernel.threads or bound()
     shared = kernel.shared if step.shared is None else step.shared
     return Config((x, y, z), threads, shared, step.dependent, step.cooperative)
+
+
+def cut_to(residency: Residency, kernel: str, config: Config) -> Config:
+    """A cooperative launch with no more blocks than fit. Raises BackendError where not even one row of them does."""
+    x, y, z = config.grid
+    if not residency.cooperative:
+        raise BackendError(f"kernel {kernel!r}: the device has no cooperative launch")
+    if residency.blocks < y * z:
+        raise BackendError(f"kernel {kernel!r}: {residency.blocks} blocks fit at once, needed are {y * z} or more")
+    return replace(config, grid=(min(x, residency.blocks // (y * z)), y, z))
 
 
 def ordinal(device: str | int) -> int:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
 
 
-class Pending(Mapping[tuple[str, str], str]):
-    """(device, backend) -> what a self-test says; run at the first question, kept for the next."""
+class Pending(Mapping[tuple[str, str], Result], Generic[Result]):
+    """(device, backend) -> what a test or a question gives; run at the first question, kept for the next."""
 
-    def __init__(self, tests: Mapping[tuple[str, str], Callable[[], str]]) -> None:
+    def __init__(self, tests: Mapping[tuple[str, str], Callable[[], Result]]) -> None:
         self._tests = tests
-        self._results: dict[tuple[str, str], str] = {}
+        self._results: dict[tuple[str, str], Result] = {}
         self._lock = threading.Lock()
 
-    def __getitem__(self, key: tuple[str, str]) -> str:
+    def __getitem__(self, key: tuple[str, str]) -> Result:
         with self._lock:
             if key not in self._results:
                 self._results[key] = self._tests[key]()

@@ -17,7 +17,7 @@ from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.manifest import Manifest
 from sm70_moe.kernels.native.answers import Known
-from sm70_moe.kernels.native.launch import Arena, Launcher
+from sm70_moe.kernels.native.launch import Arena, Launcher, Step
 from sm70_moe.kernels.native.refusal import LaunchRefused
 from sm70_moe.kernels.native.steps import CALL, Case, Route, bank_arguments, numbers
 from sm70_moe.layout import BankLayout, BankShape, Metadata
@@ -36,15 +36,34 @@ class Trial:
 
 
 def trials(launcher: Launcher, route: Route) -> Iterator[Trial]:
-    """Every geometry of the build, and one of no policy; every layout; fewest and most tokens."""
+    """Every geometry of the build, and one of no policy; every layout; fewest tokens, and the most for each kernel."""
     manifests = [launcher.manifests[name] for name in route.sources]
     declared = [g for g in launcher.cubins.scope.geometries if all(m.fits(g) for m in manifests)]
     odd = [_odd(manifests, group) for group in route.groups] if all(m.runtime for m in manifests) else []
     for geometry in [*(g for g in declared if g.group in route.groups), *odd]:
         for order, metadata, interleaved in product(sorted(route.orders), route.metadata, route.interleaved):
-            for tokens in sorted({route.first, route.last}):
-                layout = BankLayout(order, Metadata(metadata), geometry.group, interleaved, True)
-                yield Trial(geometry, layout, tokens)
+            layout = BankLayout(order, Metadata(metadata), geometry.group, interleaved, True)
+            every = [Trial(geometry, layout, tokens) for tokens in range(route.first, route.last + 1)]
+            most = {_kernels(trial, launcher, route): trial for trial in every}
+            yield from dict.fromkeys((every[0], *most.values()))
+
+
+def cooperative_steps(launcher: Launcher, route: Route) -> Iterator[tuple[Step, dict[str, int]]]:
+    """Every step whose blocks must be resident at once, with its sizes, over all trials of a route."""
+    for trial in trials(launcher, route):
+        for step in route.steps(case_of(trial, launcher, False)):
+            if step.cooperative:
+                yield step, trial.geometry.record()
+
+
+def _kernels(trial: Trial, launcher: Launcher, route: Route) -> tuple[str, ...]:
+    return tuple([step.kernel for step in route.steps(case_of(trial, launcher, False))])
+
+
+def case_of(trial: Trial, launcher: Launcher, dependent: bool) -> Case:
+    geometry = trial.geometry
+    shape = BankShape(geometry.experts, geometry.hidden, geometry.intermediate)
+    return Case(shape, trial.layout, geometry.top_k, trial.tokens, launcher.architecture, dependent)
 
 
 def _odd(manifests: list[Manifest], group: int) -> Geometry:
@@ -76,20 +95,24 @@ def self_test(launcher: Launcher, route: Route, dependent: bool) -> str:
 def run(launcher: Launcher, route: Route, trial: Trial, known: Known, memory: Arena, dependent: bool) -> str:
     """One trial; what is wrong with its results, or nothing."""
     geometry, tokens = trial.geometry, trial.tokens
-    shape = BankShape(geometry.experts, geometry.hidden, geometry.intermediate)
-    case = Case(shape, trial.layout, geometry.top_k, tokens, launcher.architecture, dependent)
-    out = np.full((tokens, geometry.hidden), np.nan, np.float16)
-    inner = np.full((tokens, geometry.top_k, geometry.intermediate), np.nan, np.float16)
+    case = case_of(trial, launcher, dependent)
+    poison_out = np.full((tokens, geometry.hidden), np.nan, np.float16)
+    poison_inner = np.full((tokens, geometry.top_k, geometry.intermediate), np.nan, np.float16)
+    out, inner = np.empty_like(poison_out), np.empty_like(poison_inner)
     try:
         values = numbers(case) | bank_arguments({name: memory.put(a) for name, a in known.planes(trial.layout).items()})
         values["scratch"] = memory.put(np.zeros(max(1, route.scratch), np.uint8))
-        program = launcher.program(route.steps(case), varying=CALL, values=values, sizes=geometry.record())
-        results = memory.put(out), memory.put(inner)
-        program(0, *(memory.put(a) for a in (known.x, known.ids, known.weights)), *results)
-        memory.get(results[0], out)
-        memory.get(results[1], inner)
+        inputs = [memory.put(a) for a in (known.x, known.ids, known.weights)]
+        for count, steps in enumerate(route.rounds(case) if route.rounds else (route.steps(case),)):
+            program = launcher.program(steps, varying=CALL, values=values, sizes=geometry.record())
+            results = memory.put(poison_out), memory.put(poison_inner)
+            program(0, *inputs, *results)
+            memory.get(results[0], out)
+            memory.get(results[1], inner)
+            if problem := known.complaint(inner, out):
+                return f"call {count + 1}: {problem}" if route.rounds else problem
     except LaunchRefused:
         raise
     except BackendError as error:
         return str(error)
-    return known.complaint(inner, out)
+    return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.layout import BankLayout, BankShape
@@ -35,7 +36,8 @@ class Route:
     `sources` must all have images for a device before the backend runs on it; `orders` are the bank
     orders that its kernels read, `groups` the prepared groups and `metadata` the kinds of metadata.
     `interleaved` are the ways in which W13's gate and up columns may stand. `scratch` counts resident
-    bytes of a layer, beyond the activations between W13 and W2.
+    bytes of a layer, beyond the activations between W13 and W2. `rounds` are the calls that the
+    self-test makes one after the other on the same scratch, where one is not enough.
     """
 
     steps: Callable[[Case], tuple[Step, ...]]
@@ -47,6 +49,7 @@ class Route:
     metadata: tuple[str, ...] = ("4-byte", "3-byte")
     interleaved: tuple[bool, ...] = (True,)
     scratch: int = 0
+    rounds: Callable[[Case], tuple[tuple[Step, ...], ...]] | None = None
 
 
 CALL = ("x", "ids", "weights", "out", "intermediate")
@@ -77,6 +80,12 @@ SOURCES = ("decode_w13", "decode_w2")
 OCTET = 8
 
 
+PLAIN_CARVEOUT: Mapping[str, int] = MappingProxyType({"sm_90": 14})
+"""Percent of shared memory for both kernels of a call that do not overlap. On an H200 kernels with different
+splits may cost half a microsecond from one to the next, and overlapping ones lose by the same split
+(bench/NOTES.md); elsewhere nobody measured it."""
+
+
 def decode(case: Case) -> tuple[Step, ...]:
     """W13 and W2 for up to 8 tokens: two launches, no plan between them.
 
@@ -88,9 +97,10 @@ def decode(case: Case) -> tuple[Step, ...]:
     most, second = (1, "w2_1") if case.tokens <= 2 else (4, "w2_4" if case.tokens <= 4 else "w2_8")
     w13 = 2 * case.shape.intermediate // OCTET, case.tokens * case.top_k
     w2 = case.shape.hidden // OCTET, -(-case.tokens // most)
+    carveout = PLAIN_CARVEOUT.get(case.architecture) if not case.dependent else None
     return (
-        Step("decode_w13", "w13_1" if case.tokens == 1 else "w13_8", grid=w13, axes=axes),
-        Step("decode_w2", second, grid=w2, axes=axes, dependent=case.dependent),
+        Step("decode_w13", f"w13_{case.tokens if case.tokens <= 2 else 8}", grid=w13, axes=axes, carveout=carveout),
+        Step("decode_w2", second, grid=w2, axes=axes, dependent=case.dependent, carveout=carveout),
     )
 
 
@@ -99,5 +109,44 @@ def decode_route(first: int, last: int) -> Route:
     return Route(decode, sources=SOURCES, first=first, last=last, orders=orders, metadata=metadata)
 
 
-STEPS: Mapping[str, Route] = {"qpn": decode_route(1, 1), "grouped": decode_route(2, 8)}
-"""Backend -> how it runs. A native backend without a row has no kernels yet, and admission says so."""
+FUSED = "fused_decode"
+"""The option of `qpn` that runs its calls in one launch."""
+
+BARRIER = 128
+"""Bytes of scratch for the barrier's word: a line of its own."""
+
+MOST_BLOCKS = 2**16 - 1
+"""Arrivals at the barrier have 16 bits (decode_fused.cu)."""
+
+
+def fused(case: Case) -> tuple[Step, ...]:
+    """W13, a barrier of the whole grid and W2 in one launch: a block for each task, or as many as fit at once."""
+    return fused_with(case, max(case.top_k * 2 * case.shape.intermediate // OCTET, case.shape.hidden // OCTET))
+
+
+def fused_with(case: Case, blocks: int) -> tuple[Step, ...]:
+    grid, axes = (min(blocks, MOST_BLOCKS),), {"metadata": case.layout.metadata.value}
+    return (Step("decode_fused", "fused_1", grid=grid, axes=axes, cooperative=True),)
+
+
+def fused_rounds(case: Case) -> tuple[tuple[Step, ...], ...]:
+    """Two calls in a row, then other numbers of blocks and back: the barrier has to outlive all of that."""
+    usual = fused(case)
+    return (usual, usual, fused_with(case, 7), usual, fused_with(case, 1), usual)
+
+
+FUSED_ROUTE = Route(
+    fused,
+    sources=("decode_fused",),
+    first=1,
+    last=1,
+    orders=frozenset({"octet32"}),
+    scratch=BARRIER,
+    rounds=fused_rounds,
+)
+
+OPTIONS: Mapping[str, frozenset[str]] = {"qpn": frozenset({FUSED})}
+"""Backend -> options of a policy that it honours; each has a row of its own in `STEPS`."""
+
+STEPS: Mapping[str, Route] = {"qpn": decode_route(1, 1), "grouped": decode_route(2, 8), FUSED: FUSED_ROUTE}
+"""Backend, or option of one -> how it runs. A native backend without a row has no kernels yet, as admission says."""

@@ -60,14 +60,16 @@ def test_made_up_devices_are_not_tested() -> None:
 
 
 def test_self_tests_of_real_devices_wait() -> None:
-    """One for each device and native backend, and asking for the build runs none of them."""
+    """One for each device and native backend or option of one, and asking for the build runs none of them."""
     natives = {name: NativeBackend(name) for name in ("qpn", "grouped")}
     build = installed_build(backends=natives, devices=(V100, Device("cuda:1", (7, 0))))
     if build is None:
         pytest.skip("this installation has no native build")
     assert sorted(build.self_tests) == [
+        ("cuda:0", "fused_decode"),
         ("cuda:0", "grouped"),
         ("cuda:0", "qpn"),
+        ("cuda:1", "fused_decode"),
         ("cuda:1", "grouped"),
         ("cuda:1", "qpn"),
     ]

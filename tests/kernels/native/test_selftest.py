@@ -163,6 +163,16 @@ def test_what_is_tried(tmp_path: Path) -> None:
     ]
 
 
+def test_every_kernel_is_tried(tmp_path: Path) -> None:
+    """Where calls of some sizes take other kernels, each of them runs, with the most tokens it takes."""
+    launcher = launcher_of(tmp_path, FakeDriver(KINDS), FITS, runtime="false")
+
+    def steps(case: Case) -> tuple[Step, ...]:
+        return (Step("source", "few" if case.tokens <= 4 else "many", grid=(1,)),)
+
+    assert [trial.tokens for trial in trials(launcher, replace(ONLY_FITS, steps=steps))] == [2, 4, 8]
+
+
 def test_without_a_runtime_version(tmp_path: Path) -> None:
     """Only what was specialised is tried."""
     launcher = launcher_of(tmp_path, FakeDriver(KINDS), FITS, runtime="false")

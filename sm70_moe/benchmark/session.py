@@ -1,0 +1,143 @@
+"""A run from policy to result: admission, banks, measurement, and what the device was like meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from sm70_moe.admission import admit
+from sm70_moe.benchmark.measurement import Findings, first_line, measure
+from sm70_moe.benchmark.native import finding_text
+from sm70_moe.benchmark.place import Place
+from sm70_moe.benchmark.protocol import Protocol
+from sm70_moe.benchmark.result import Result, Skipped
+from sm70_moe.benchmark.setup import Setup
+from sm70_moe.benchmark.weights import how_many
+from sm70_moe.decision import Plain
+from sm70_moe.errors import BackendError, PolicyError
+from sm70_moe.exemplar import contract_facts
+from sm70_moe.kernels.native.launch import Driver, Launcher
+from sm70_moe.layout import BankLayout, BankShape, Metadata
+from sm70_moe.machine import Machine
+from sm70_moe.memory import bank_shape
+from sm70_moe.plan import Plan
+from sm70_moe.policy import Policy
+from sm70_moe.settings import Settings
+
+Tell = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Watchman:
+    """The device's state before and after, and every reason for lower clocks that was seen between."""
+
+    state: Callable[[], Mapping[str, Plain]]
+    before: Mapping[str, Plain] = field(default_factory=dict)
+    after: Mapping[str, Plain] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
+
+    def look(self) -> Mapping[str, Plain]:
+        found = self.state()
+        reasons = found.get("held_down_by")
+        self.seen.update(map(str, reasons) if isinstance(reasons, list) else ())
+        return found
+
+    def record(self) -> dict[str, Plain]:
+        return {"before": dict(self.before), "after": dict(self.after), "held_down_by": sorted(self.seen)}
+
+
+def planned(policy: Policy, settings: Settings, machine: Machine, device: str) -> Plan:
+    """The plan of a layer just as the contract has it. Raises PolicyError for a contract that leaves sizes
+    open, BackendError for one that nothing can run here."""
+    contract = policy.contract
+    sizes = ("hidden", "intermediate", "experts", "top_k")
+    if missing := [name for name in sizes if getattr(contract, name) is None]:
+        raise PolicyError([f"{policy.name}: its contract leaves {', '.join(missing)} open; a benchmark needs sizes"])
+    plan = Plan(admit(policy, settings, contract_facts(policy, device=device), machine))
+    if not plan.supported:
+        texts = "; ".join(map(finding_text, plan.admission.last_resort.obstacles))
+        raise BackendError(f"policy {policy.name}: no route can run its layers: {texts}")
+    return plan
+
+
+def opened(device: str, settings: Settings, driver: Driver | None = None) -> Launcher | str:
+    """The kernels of the measurement itself on this device, or why there are none."""
+    try:
+        launcher = Launcher.open(device, settings.kernels, driver)
+        if launcher.architecture not in launcher.cubins.of_sources(["roofline"]):
+            return f"the build has no image of the read-only kernels for {launcher.architecture}"
+    except BackendError as error:
+        return str(error)
+    return launcher
+
+
+def run(plan: Plan, protocol: Protocol, place: Place, launcher: Launcher | str, tell: Tell) -> Result:
+    """Measure everything. Raises BackendError where not even two banks fit."""
+    layout, shape, findings = plan.layout, bank_shape(plan.admission), Findings()
+    assert layout is not None  # the plan is supported
+    assert shape is not None
+    watchman = Watchman(place.state)
+
+    def told(what: str) -> None:
+        watchman.look()
+        tell(what)
+
+    with place.current():
+        gpu, watchman.before = place.facts(), watchman.look()
+        layouts = {kind: replace(layout, metadata=Metadata(kind)) for kind in protocol.metadata}
+        counts = {kind: how_many(place.free(), own, shape, protocol.banks) for kind, own in layouts.items()}
+        for kind, own in layouts.items():
+            told(f"{kind}: filling {counts[kind]} banks")
+            try:
+                one_kind(plan, own, shape, counts[kind], protocol, place, launcher, findings, told)
+            except (BackendError, RuntimeError) as error:  # as after a kernel that broke the context
+                findings.skipped.append(Skipped("everything else", first_line(error), metadata=kind))
+            with suppress(RuntimeError):  # the same
+                place.release()
+        watchman.after = watchman.look()
+    return Result(
+        gpu=gpu,
+        build=plan.admission.machine.build.id if plan.admission.machine.build else None,
+        policy=plan.admission.policy.name,
+        policy_digest=plan.admission.policy.digest,
+        geometry=geometry(plan, layout, shape),
+        protocol=protocol.record() | {"banks": counts, "separator": separator_of(launcher)},
+        rows=tuple(findings.rows),
+        skipped=tuple(findings.skipped),
+        host=tuple(findings.host),
+        extra={"state": watchman.record()},
+    )
+
+
+def one_kind(
+    plan: Plan,
+    layout: BankLayout,
+    shape: BankShape,
+    banks: int,
+    protocol: Protocol,
+    place: Place,
+    launcher: Launcher | str,
+    findings: Findings,
+    tell: Tell,
+) -> None:
+    """A function of its own, so that one kind's banks are gone before the next one's are made."""
+    setup = Setup.make(plan, layout, shape, place.device, banks, protocol.seed, launcher, place.stream)
+    measure(setup, protocol, place.watch, findings, tell)
+
+
+def separator_of(launcher: Launcher | str) -> str:
+    """What writes ids and router weights: the separating kernel, or two copies where it cannot run."""
+    return "copies" if isinstance(launcher, str) else "kernel"
+
+
+def geometry(plan: Plan, layout: BankLayout, shape: BankShape) -> dict[str, int]:
+    """Sizes of a rank's layer."""
+    top_k = plan.admission.facts.top_k or 0
+    return {
+        "hidden": shape.hidden,
+        "intermediate": shape.intermediate,
+        "experts": shape.experts,
+        "top_k": top_k,
+        "group": layout.group,
+    }

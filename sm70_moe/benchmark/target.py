@@ -1,0 +1,41 @@
+"""Files that a run writes at its end: named before anything is measured if they cannot be, and written whole."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from sm70_moe.errors import SettingsError
+
+
+def check_target(option: str, path: Path, endings: tuple[str, ...] = ()) -> None:
+    """Raise SettingsError unless a file can be written there; nothing is left behind."""
+    if endings and path.suffix not in endings:
+        raise SettingsError(f"{option} {path}: accepted are names that end in {' or '.join(endings)}")
+    probe = beside(path)
+    try:
+        if path.is_dir():
+            raise SettingsError(f"{option} {path}: is a folder; accepted is the name of a file")
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be written: {error.strerror or error}") from error
+
+
+def write(option: str, path: Path, content: bytes) -> None:
+    """Write a file, all or nothing. Raises SettingsError that names it."""
+    partial = beside(path)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise SettingsError(f"{option} {path}: cannot be written: {error.strerror or error}") from error
+
+
+def beside(path: Path) -> Path:
+    """A name in the same folder that nobody has."""
+    return path.parent / f".{path.name}.{uuid4().hex}.partial"  # "." has no name that could be replaced

@@ -1,0 +1,212 @@
+"""`sm70-moe bench`: how long a layer takes on this GPU, next to what reading its weights takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sm70_moe.benchmark.protocol import OVERLAPPING, ROUTINGS, UNIFORM, Protocol
+from sm70_moe.benchmark.result import BOTH, PLAIN, ROOFLINE, Key, Result, Row, Skipped
+from sm70_moe.benchmark.target import check_target, write
+from sm70_moe.cli.output import console, events_to_stderr, table
+from sm70_moe.cli.verify import token_counts
+from sm70_moe.decision import Plain
+from sm70_moe.errors import SettingsError
+from sm70_moe.layout import Metadata
+from sm70_moe.machine import probe
+from sm70_moe.policy import load_policy
+from sm70_moe.settings import Settings
+
+if TYPE_CHECKING:
+    from sm70_moe.machine import Machine
+    from sm70_moe.policy import Policy
+
+DEFAULT_POLICY = "qwen3.8-flash-next-awq-tp4"
+"""The first contract."""
+
+EVERY_METADATA = ",".join(kind.value for kind in Metadata)
+
+
+def bench(
+    policy: Annotated[
+        str | None, typer.Option("--policy", help=f"Policy name or file whose geometry is measured; {DEFAULT_POLICY}.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="Which GPU.")] = "cuda:0",
+    tokens: Annotated[str, typer.Option("--tokens", help="Token counts, separated by commas.")] = "1,2,4,8",
+    metadata: Annotated[
+        str | None,
+        typer.Option("--metadata", help=f"Of {EVERY_METADATA}; default: 4-byte, with --report all of them."),
+    ] = None,
+    routing: Annotated[str, typer.Option("--routing", help=f"Of {','.join(ROUTINGS)}.")] = f"{UNIFORM},{OVERLAPPING}",
+    samples: Annotated[int, typer.Option("--samples", help="Samples an arm, at least 7.")] = 9,
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Layer calls in a CUDA graph.")] = 48,
+    banks: Annotated[int | None, typer.Option("--banks", help="Banks of a layer; default: up to 12 that fit.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31, help="Seed of weights, inputs and routing.")] = 0,
+    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png or .svg; needs the extra `plot`.")
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write all that others need to use your numbers, to be sent in."),
+    ] = None,
+) -> None:
+    """Time the routes, the read-only roofline, the empty floor and torch in one run; exit 1 if a result is wrong."""
+    kinds = metadata or (EVERY_METADATA if report else Metadata.FOUR_BYTE.value)
+    protocol = Protocol(
+        tokens=token_counts(tokens),
+        metadata=tuple(kinds.split(",")),
+        routings=tuple(routing.split(",")),
+        layers=layers,
+        banks=banks,
+        samples=samples,
+        seed=seed,
+    )
+    check_files(as_json, plot, report)
+    settings = Settings.from_env()
+    chosen = load_policy(policy or settings.policy or DEFAULT_POLICY)
+    machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch)
+    check_gpu(device, machine)
+    events_to_stderr()
+    result, sent = measured(chosen, settings, machine, device, protocol, report is not None)
+    show(result)
+    if as_json:
+        write("--json", as_json, text_of(result.record()))
+    if plot:
+        from sm70_moe.benchmark.plot import draw
+
+        write("--plot", plot, draw(result, plot))
+    if report and sent:
+        write("--report", report, text_of(sent))
+        tell_of(report)
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def check_files(as_json: Path | None, plot: Path | None, report: Path | None) -> None:
+    """SettingsError for a file that could not be written at the end, or drawn."""
+    from sm70_moe.benchmark.plot import ENDINGS, require_matplotlib
+
+    given = [("--json", as_json, ()), ("--plot", plot, ENDINGS), ("--report", report, ())]
+    for option, path, endings in given:
+        if path is not None:
+            check_target(option, path, endings)
+    if plot is not None:
+        require_matplotlib()
+
+
+def check_gpu(device: str, machine: Machine) -> None:
+    """SettingsError for a machine on which nothing can be timed."""
+    gpus = [d.name for d in machine.devices if d.capability is not None]
+    if machine.device(device) is None or not device.startswith("cuda"):
+        raise SettingsError(f"--device {device!r}: bench needs an NVIDIA GPU; here are {', '.join(gpus) or 'none'}")
+    try:
+        import torch
+    except ImportError as error:
+        raise SettingsError(f"bench needs torch ({error}); install the extra: pip install 'sm70-moe[torch]'") from error
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise SettingsError(f"--device {device!r}: this torch cannot use it: {first}") from error
+
+
+def measured(
+    policy: Policy, settings: Settings, machine: Machine, device: str, protocol: Protocol, report: bool
+) -> tuple[Result, Plain]:
+    """The result, and its report if one is wanted; what is measured stands on standard error."""
+    from rich.console import Console
+
+    from sm70_moe.benchmark.place import Place
+    from sm70_moe.benchmark.report import reported
+    from sm70_moe.benchmark.session import opened, planned, run
+
+    place = Place.cuda(device)
+    with Console(stderr=True).status("admission") as status:
+        plan = planned(policy, settings, machine, device)
+        launcher = opened(device, settings)
+        result = run(plan, protocol, place, launcher, status.update)
+        return result, reported(result, plan, launcher) if report else None
+
+
+def tell_of(report: Path) -> None:
+    """Where a report goes, and what is in it."""
+    from sm70_moe.benchmark.report import CONTENTS
+
+    typer.echo(f"{report}: please attach it to an issue of the project. In it: {CONTENTS}.")
+
+
+def text_of(record: object) -> bytes:
+    return (json.dumps(record, indent=1) + "\n").encode()
+
+
+def show(result: Result) -> None:
+    """Times and ratios, one table for each kind of metadata; then details, host times and what was not run."""
+    out = console()
+    build = f"build {result.build[:16]}" if result.build else "no native build"
+    out.print(f"{result.gpu.get('name')}   policy {result.policy}   {build}")
+    for kind in dict.fromkeys(row.metadata for row in result.rows):
+        rows = [row for row in result.rows if row.metadata == kind and is_shown(result, row)]
+        keys = list(dict.fromkeys(row.key for row in rows))
+        title = f"us a layer, the separating kernel included (ratio to the fastest plain roofline), {kind} metadata"
+        grid = table("arm", *(f"M={key.tokens} {key.routing}" for key in keys))
+        for label in dict.fromkeys(map(label_of, rows)):
+            found = {row.key: row for row in rows if label_of(row) == label}
+            grid.add_row(label, *(cell(result, found.get(key)) for key in keys))
+        out.print(title, style="bold")
+        out.print(grid)
+    details(result)
+    for host in result.host:
+        out.print(f"host: {host.microseconds:.1f} us an eager call, M={host.tokens} {host.metadata} {host.route}")
+    for line in skipped_lines(result.skipped):
+        out.print(line)
+    for row in result.rows:
+        if row.wrong:
+            out.print(f"{label_of(row)} {row.metadata} M={row.tokens} {row.routing}: {row.verdict}", style="bold")
+
+
+def details(result: Result) -> None:
+    """The same rows, each with what it read and how far its samples lie apart."""
+    heads = ("arm", "metadata", "M", "routing", "shape", "layers", "D", "MB", "us", "spread", "GB/s")
+    grid = table(*heads, "x roofline", "x floor", "verdict")
+    for row in result.rows:
+        if is_shown(result, row):
+            rate, ratio, over = row.gigabytes_per_second, result.ratio(row), result.floor_ratio(row)
+            grid.add_row(
+                *(label_of(row), row.metadata, str(row.tokens), row.routing, row.shape or "", str(row.layers)),
+                *(f"{row.distinct:.1f}", f"{row.bytes / 1e6:.2f}", f"{row.microseconds:.2f}", f"{row.spread:.2f}"),
+                *(f"{rate:.0f}" if rate else "", f"{ratio:.2f}" if ratio else "", f"{over:.2f}" if over else ""),
+                row.verdict.partition(":")[0],
+            )
+    console().print(grid)
+
+
+def is_shown(result: Result, row: Row) -> bool:
+    """Of the plain roofline's shapes only the fastest."""
+    whole = (row.arm, row.launch, row.part) == (ROOFLINE, PLAIN, BOTH)
+    return not whole or row is result.roofline(row.key)
+
+
+def label_of(row: Row | Skipped) -> str:
+    """ "ours dependent", "roofline plain w13 alone"."""
+    words = [row.arm, row.launch or "", f"{row.part} alone" if row.part not in (None, BOTH) else ""]
+    return " ".join(word for word in words if word)
+
+
+def cell(result: Result, row: Row | None) -> str:
+    if row is None:
+        return "not run"
+    ratio = result.ratio(row)
+    return f"{row.microseconds:.2f}" + (f" {ratio:.2f}x" if ratio else "") + (" WRONG" if row.wrong else "")
+
+
+def skipped_lines(skipped: tuple[Skipped, ...]) -> list[str]:
+    """One line for each arm and reason, with where it was not run."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for one in skipped:
+        key = Key(one.metadata or "", one.tokens or 0, one.routing or "")
+        places.setdefault((label_of(one), one.reason), []).append(f"M={key.tokens} {key.routing} {key.metadata}")
+    return [f"not run: {label} ({', '.join(where)}): {reason}" for (label, reason), where in places.items()]

@@ -1,0 +1,193 @@
+"""`sm70-moe predict`: times on a V100 that nobody has measured, from the kernels' machine code and a model."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from sm70_moe.cli.output import AsJson, console, print_json, table
+from sm70_moe.decision import Plain
+from sm70_moe.errors import BackendError
+from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.layout import Metadata
+from sm70_moe.policy import load_policy
+from sm70_moe.prediction.comparison import Compared, compare
+from sm70_moe.prediction.fit import fit, gpu_named, write_fitted
+from sm70_moe.prediction.forecast import (
+    EXPERTS_SHARE,
+    PERFECT_GAIN,
+    STEP_MILLISECONDS,
+    Forecast,
+    forecast,
+    limit_of,
+)
+from sm70_moe.prediction.hardware import GPUS, gpu_of
+from sm70_moe.prediction.measurements import load_run
+from sm70_moe.prediction.parameters import FITTED, Fitted, load_fitted
+from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.routing import UNIFORM, Routing
+from sm70_moe.prediction.work import Call
+from sm70_moe.settings import Settings
+
+FIRST = "qwen3.8-flash-next-awq-tp4"
+FITTED_ON = "h200"
+TOKENS = (1, 2, 4, 8)
+
+EACH = ("launch", "first touch", "bytes", "issue", "tensor", "tail")
+
+
+def predict(
+    policy: Annotated[str, typer.Option("--policy", help="A shipped policy's name, or a .toml file.")] = FIRST,
+    gpu: Annotated[str, typer.Option("--gpu", help=f"One of {', '.join(GPUS)}.")] = "v100-sxm2-16",
+    tokens: Annotated[list[int] | None, typer.Option("--tokens", help="1 to 8; may be repeated.")] = None,
+    metadata: Annotated[Metadata, typer.Option("--metadata", help="Kind of the banks' metadata.")] = Metadata.FOUR_BYTE,
+    routing: Annotated[str, typer.Option("--routing", help="uniform or overlapping.")] = UNIFORM,
+    kernels: Annotated[Path | None, typer.Option("--kernels", help="A build; default: the one in use.")] = None,
+    fitted: Annotated[Path, typer.Option("--fitted", help="Fitted numbers; default: the package's.")] = FITTED,
+    measured: Annotated[
+        Path | None, typer.Option("--compare", metavar="REPORT.json", help="A result of `sm70-moe bench` to judge.")
+    ] = None,
+    fit_from: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--fit", metavar="BENCH.json OUT", help="Fit the model to an H200's result, and write OUT."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict a layer's time on a V100, with a range and what limits it. Exit 1 if --compare finds a row outside."""
+    geometry, folder = geometry_of(policy), kernels or Settings.from_env().kernels
+    if fit_from is not None:
+        refit(fit_from[0], fit_from[1], folder, geometry)
+        return
+    numbers = load_fitted(fitted)
+    if measured is not None:
+        judge(measured, folder, geometry, numbers, as_json)
+        return
+    chosen = gpu_of(gpu)
+    program = Program.open(folder, chosen.architecture)
+    calls = (
+        Call(geometry, metadata, count, Routing.of(routing, count, geometry.top_k, geometry.experts))
+        for count in tokens or TOKENS
+    )
+    found = [forecast(program, call, chosen, numbers) for call in calls]
+    if as_json:
+        print_json(record(found, program, numbers))
+    else:
+        show(found, program, numbers)
+
+
+def geometry_of(policy: str) -> Geometry:
+    """One rank's sizes. Raises BackendError for a policy without native kernels."""
+    origin = load_policy(policy).origin
+    found = Geometry.of_policy(tomllib.loads(Path(origin).read_text(encoding="utf-8")))
+    if found is None:
+        raise BackendError(f"{origin}: no kernels to predict; accepted is a policy that names every size")
+    return found
+
+
+def refit(source: Path, out: Path, folder: Path | None, geometry: Geometry) -> None:
+    run, gpu = load_run(source), gpu_of(FITTED_ON)
+    today = datetime.now(UTC).date().isoformat()
+    made = fit(run, Program.open(folder, gpu.architecture), geometry, gpu, run.date or today)
+    write_fitted(made, out)
+    typer.echo(f"{out}: {len(made.residuals)} rows of {run.gpu}, {residuals_of(made)}")
+
+
+def residuals_of(fitted: Fitted) -> str:
+    bounded = f"; at the end of their range: {', '.join(fitted.bounded)}" if fitted.bounded else ""
+    return (
+        f"left-out error {fitted.spread:.1%} (root mean square), {fitted.worst:.1%} at worst, "
+        f"for {', '.join(f'M = {tokens}' for tokens in fitted.left_out)}{bounded}"
+    )
+
+
+def record(found: list[Forecast], program: Program, fitted: Fitted) -> dict[str, Plain]:
+    return {
+        "label": found[0].label,
+        "build": program.cubins.id,
+        "stale": program.stale,
+        "fitted": fitted.record(),
+        "whole_step": {
+            "milliseconds": STEP_MILLISECONDS,
+            "experts_share": EXPERTS_SHARE,
+            "perfect_kernel_gain": round(PERFECT_GAIN, 4),
+        },
+        "predictions": [forecast.record() for forecast in found],
+    }
+
+
+def show(found: list[Forecast], program: Program, fitted: Fitted) -> None:
+    out = console()
+    gpu = found[0].gpu
+    out.print(f"{found[0].label}: {gpu.title}, build {program.cubins.id[:16]}{', stale' if program.stale else ''}")
+    out.print(f"model fitted on {fitted.gpu}, {fitted.date}: {residuals_of(fitted)}")
+    numbers = asdict(fitted.parameters)
+    out.print(f"its free numbers: {', '.join(f'{name} {value:.2f}' for name, value in numbers.items())}")
+    out.print(kernel_table(found))
+    out.print(layer_table(found))
+    out.print(
+        f"whole model: experts are {EXPERTS_SHARE:.0%} of a published step of {STEP_MILLISECONDS} ms on V100s (first "
+        f"contract), so even a perfect kernel moves tokens/s by less than 8 % ({PERFECT_GAIN:.1%})"
+    )
+
+
+def kernel_table(found: list[Forecast]) -> Table:
+    """Microseconds of each kernel at the likely values; bytes, issue and tensor overlap."""
+    grid = table("M", "kernel", "MB", "instr/warp", "blocks", "rounds", *EACH, "total", "limit", "free instr. save")
+    for each in found:
+        for parts, gains in zip(each.parts, each.gains, strict=True):
+            work = parts.work
+            times = (parts.launch, parts.first, parts.bytes, parts.issue, parts.tensor, parts.tail, parts.total)
+            grid.add_row(
+                str(each.call.tokens),
+                work.kernel,
+                f"{work.bytes / 1e6:.2f}",
+                f"{work.per_warp:.0f}",
+                f"{work.live:.0f} of {work.blocks}",
+                f"{parts.rounds:.1f}",
+                *(f"{time:.1f}" for time in times),
+                limit_of(parts, each.gpu),
+                f"{gains.instructions:.1f}",
+            )
+    return grid
+
+
+def layer_table(found: list[Forecast]) -> Table:
+    """A layer in microseconds, low to high, beside its floors."""
+    grid = table("M", "D", "low", "likely", "high", "floor, nominal", "floor, reached", "likely / floor")
+    for each in found:
+        times = (each.time.low, each.time.likely, each.time.high, each.nominal, each.reached)
+        ratio = f"{each.time.likely / each.reached:.2f}"
+        grid.add_row(str(each.call.tokens), f"{each.call.routing.distinct:.1f}", *(f"{t:.1f}" for t in times), ratio)
+    return grid
+
+
+def judge(path: Path, folder: Path | None, geometry: Geometry, fitted: Fitted, as_json: bool) -> None:
+    """Measured beside predicted; exit 1 if a row lies outside of its range."""
+    run = load_run(path)
+    gpu = gpu_named(run.gpu)
+    if gpu is None:
+        raise BackendError(f"{path}: measured on {run.gpu!r}; predictions are for {', '.join(GPUS)}")
+    found = compare(run, Program.open(folder, gpu.architecture), geometry, gpu, fitted)
+    if as_json:
+        print_json({"gpu": run.gpu, "build": run.build, "rows": [each.record() for each in found]})
+    else:
+        console().print(f"measured on {run.gpu} ({run.source}), beside what the model says of {gpu.title}")
+        console().print(comparison_table(found))
+    if not all(each.inside for each in found):
+        raise typer.Exit(1)
+
+
+def comparison_table(found: tuple[Compared, ...]) -> Table:
+    grid = table("M", "part", "metadata", "routing", "measured", "low", "likely", "high", "ratio", "inside")
+    for each in found:
+        row, times = each.row, each.predicted
+        numbers = (each.measured, times.low, times.likely, times.high)
+        names = (str(row.tokens), row.part, row.metadata, row.routing)
+        grid.add_row(*names, *(f"{n:.1f}" for n in numbers), f"{each.ratio:.2f}", "yes" if each.inside else "no")
+    return grid

@@ -1,0 +1,144 @@
+"""Finding the free numbers: least squares of relative errors, by Gauss-Newton steps within bounds.
+
+Deterministic: the same measurements and machine code give the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sm70_moe.errors import SettingsError
+from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.prediction.hardware import GPUS, Gpu
+from sm70_moe.prediction.layer import judged, microseconds, works_of
+from sm70_moe.prediction.measurements import FLOOR, Measured, Run
+from sm70_moe.prediction.parameters import BOUNDS, NAMES, Fitted, Parameters
+from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.work import Work
+
+Vector = NDArray[np.float64]
+
+START = Parameters(launch=0.8, reached=0.85, efficiency=0.5, serial=0.3, latency=1.0, hidden=0.5)
+STEPS = 60
+DAMPING = 1e-3
+LEAST_ROWS = 2 * len(NAMES)
+"""Fewer rows would leave the numbers to chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A measured row, the kernels that it timed, and the separating kernel's microseconds."""
+
+    row: Measured
+    works: tuple[Work, ...]
+    separator: float
+
+    def error(self, gpu: Gpu, parameters: Parameters) -> float:
+        """Model / measured - 1, both with the separating kernel."""
+        return (self.separator + microseconds(self.row, self.works, gpu, parameters)) / self.row.microseconds - 1
+
+
+def points_of(run: Run, program: Program, geometry: Geometry, gpu: Gpu) -> tuple[Point, ...]:
+    """The rows of a run that a fit uses. Raises SettingsError if they are too few, or of another GPU."""
+    if gpu_named(run.gpu) is not gpu:
+        raise SettingsError(f"{run.source}: measured on {run.gpu!r}; a fit takes measurements of {gpu.title}")
+    rows = [row for row in run.rows if judged(row)]
+    if len(rows) < LEAST_ROWS:
+        raise SettingsError(f"{run.source}: {len(rows)} rows can be used; a fit takes at least {LEAST_ROWS}")
+    return tuple(Point(row, works_of(program, geometry, gpu, row), run.separator(row)) for row in rows)
+
+
+def gpu_named(name: str) -> Gpu | None:
+    """The GPU that a driver calls by this name, such as "NVIDIA H200" or "Tesla V100-SXM2-16GB"."""
+    words = name.lower().replace("-", " ").replace("gb", "").split()
+    return next((gpu for gpu in GPUS.values() if all(word in words for word in gpu.name.split("-"))), None)
+
+
+def solve(points: Sequence[Point], gpu: Gpu) -> Parameters:
+    """The parameters with the least sum of squared relative errors."""
+
+    def errors(values: Vector) -> Vector:
+        parameters = Parameters(*values.tolist())
+        return np.array([point.error(gpu, parameters) for point in points])
+
+    low, high = (np.array([BOUNDS[name][side] for name in NAMES]) for side in (0, 1))
+    start = np.array([getattr(START, name) for name in NAMES])
+    return Parameters(*(round(value, 6) for value in descend(errors, start, low, high).tolist()))
+
+
+def descend(errors: Callable[[Vector], Vector], start: Vector, low: Vector, high: Vector) -> Vector:
+    """Damped Gauss-Newton steps, cut at the bounds; a step that makes it worse is made shorter."""
+    values, damping = start, DAMPING
+    now = errors(values)
+    for _ in range(STEPS):
+        slope = np.stack([_slope(errors, values, now, i, high) for i in range(len(values))], axis=1)
+        square = slope.T @ slope
+        step = np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-9), slope.T @ now)
+        tried = np.clip(values - step, low, high)
+        found = errors(tried)
+        if found @ found < now @ now:
+            values, now, damping = tried, found, max(damping / 3, 1e-9)
+        else:
+            damping *= 4
+    return values
+
+
+def _slope(errors: Callable[[Vector], Vector], values: Vector, now: Vector, place: int, high: Vector) -> Vector:
+    step = 1e-5 if values[place] + 1e-5 <= high[place] else -1e-5
+    moved = values.copy()
+    moved[place] += step
+    return (errors(moved) - now) / step
+
+
+def fit(run: Run, program: Program, geometry: Geometry, gpu: Gpu, date: str) -> Fitted:
+    """All rows at once, and once more without each number of tokens in turn.
+
+    Floors stay in: two empty kernels have no tokens.
+    """
+    points = points_of(run, program, geometry, gpu)
+    parameters = solve(points, gpu)
+    left_out = {}
+    for tokens in sorted({point.row.tokens for point in points if point.row.arm != FLOOR}):
+        left = [point for point in points if point.row.tokens == tokens and point.row.arm != FLOOR]
+        others = [point for point in points if point not in left]
+        if len(others) >= LEAST_ROWS:
+            left_out[str(tokens)] = errors_of(left, gpu, solve(others, gpu))
+    if not left_out:
+        raise SettingsError(f"{run.source}: rows of one number of tokens only; a fit takes at least two")
+    return Fitted(
+        parameters=parameters,
+        gpu=run.gpu,
+        build=run.build,
+        code=program.cubins.id,
+        date=date,
+        source=run.source,
+        residuals=errors_of(points, gpu, parameters),
+        left_out=left_out,
+    )
+
+
+def errors_of(points: Sequence[Point], gpu: Gpu, parameters: Parameters) -> dict[str, float]:
+    return {point.row.name: round(point.error(gpu, parameters), 4) for point in points}
+
+
+def write_fitted(fitted: Fitted, path: Path) -> None:
+    """As JSON; the file is there as a whole or not at all. Raises SettingsError where it cannot be written."""
+    text = json.dumps(fitted.record(), indent=1) + "\n"
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False) as file:
+            file.write(text)
+        try:
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error

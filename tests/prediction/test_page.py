@@ -1,0 +1,66 @@
+"""docs/prediction.md says what the command says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sm70_moe.cli.app import app
+from sm70_moe.errors import BackendError
+from sm70_moe.prediction.hardware import GPUS, Range
+from sm70_moe.prediction.program import Program
+
+PAGE = (Path(__file__).parents[2] / "docs" / "prediction.md").read_text(encoding="utf-8")
+
+
+def test_tables_are_the_commands_output() -> None:
+    """The console block is what `sm70-moe predict` prints on the package's own build, but for the build's id."""
+    try:
+        program = Program.open(None, "sm_70")
+    except BackendError as error:
+        pytest.skip(str(error))
+    if program.stale:
+        pytest.skip("the build is stale")
+    block = re.search(r"```console\n(predicted.*?)```", PAGE, re.DOTALL)
+    assert block
+    ended = CliRunner().invoke(app, ["predict"])
+    assert ended.exit_code == 0
+    printed, shown = (
+        [re.sub(r"build \w+", "", line).rstrip() for line in t.splitlines()] for t in (ended.output, block[1])
+    )
+    assert printed == shown
+
+
+V100 = GPUS["v100-sxm2-16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("clock, GHz", V100.clock),
+        ("reached bandwidth, GB/s of 900", V100.reached),
+        ("launch, us", V100.launch),
+        ("L2 latency, cycles", V100.l2_latency),
+        ("DRAM latency, cycles", V100.dram_latency),
+    ],
+)
+def test_facts_are_those_of_the_code(name: str, known: Range) -> None:
+    """Low, likely and high of each."""
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {name} "))
+    assert [float(cell) for cell in row.split("|")[2:5]] == [known.low, known.likely, known.high]
+
+
+def test_counts_are_those_of_the_kernels(hopper: Program, call) -> None:
+    """Beside the hardware's counters stands what is counted on the cubins that are kept for the tests."""
+    one, eight = (hopper.works(call(tokens), "sm_90")[0].slots for tokens in (1, 8))
+    assert f"`w13_1` at M = 1 {one / 132 / 4:,.0f} instructions a scheduler" in PAGE
+    assert f"{eight / 1e6:.2f} million" in PAGE
+
+
+def test_page_begins_with_what_it_is() -> None:
+    """Before any figure."""
+    assert PAGE.splitlines()[2].startswith("**Predicted, never run on a V100.**")
+    assert PAGE.index("never run on a V100") < PAGE.index("```")

@@ -1,0 +1,89 @@
+"""What a call asks of a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from sm70_moe.errors import BackendError, SettingsError
+from sm70_moe.prediction.hardware import GPUS, gpu_of
+from sm70_moe.prediction.occupancy import resident_blocks
+from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.routing import Routing
+
+
+@pytest.mark.parametrize(("tokens", "distinct"), [(1, 10.0), (2, 19.8), (4, 38.8), (8, 74.7)])
+def test_distinct_experts_of_uniform_routing(tokens: int, distinct: float) -> None:
+    """The table of PERF."""
+    assert Routing.of("uniform", tokens, 10, 512).distinct == pytest.approx(distinct, abs=0.05)
+
+
+@pytest.mark.parametrize(("tokens", "groups"), [(1, 10), (4, 10), (5, 20), (8, 20)])
+def test_blocks_of_overlapping_routing(tokens: int, groups: int) -> None:
+    """Ten experts, and a second block for each once more than four tokens share it."""
+    assert Routing.of("overlapping", tokens, 10, 512) == Routing("overlapping", 10, groups)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "w13", "w2"),
+    [("4-byte", 512_000, 256_000), ("3-byte", 486_400, 243_200), ("2.5-byte", 473_600, 236_800)],
+)
+def test_bytes_of_an_expert(call, metadata: str, w13: int, w2: int) -> None:
+    """The table of PERF."""
+    made = call(1, metadata)
+    assert (made.expert_bytes("w13"), made.expert_bytes("w2")) == (w13, w2)
+
+
+def test_blocks_of_the_first_contract(volta: Program, call) -> None:
+    """At one token 400 octets are five blocks for each multiprocessor of a V100, and all have work."""
+    first, second = volta.works(call(1), "sm_70")
+    assert (first.blocks, first.live, first.warps) == (400, 400, 5)
+    assert (second.blocks, second.live) == (320, 320)
+
+
+def test_blocks_with_work_at_eight_tokens(volta: Program, call) -> None:
+    """One for each octet and distinct expert; the others leave."""
+    first = volta.works(call(8), "sm_70")[0]
+    assert first.blocks == 3200
+    assert first.live == pytest.approx(40 * 74.7, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "threads", "registers", "shared", "expected"),
+    [
+        ("v100-sxm2-16", 160, 64, 160, 6),  # 32 warps of 64 registers
+        ("v100-sxm2-16", 1024, 64, 0, 1),
+        ("v100-sxm2-16", 32, 32, 0, 32),  # the limit of blocks
+        ("v100-sxm2-16", 288, 54, 16_000, 4),  # 36 warps of 56 registers
+        ("v100-sxm2-16", 320, 64, 40_000, 2),  # shared memory
+        ("h200", 160, 48, 2_084, 8),
+    ],
+)
+def test_resident_blocks(gpu: str, threads: int, registers: int, shared: int, expected: int) -> None:
+    """Registers, warps, blocks or shared memory, whatever ends first."""
+    assert resident_blocks(GPUS[gpu], threads, registers, shared) == expected
+
+
+def test_too_many_tokens(volta: Program, call) -> None:
+    """Nine have no native kernels."""
+    with pytest.raises(SettingsError, match=r"9.*1 to 8"):
+        volta.works(call(9), "sm_70")
+
+
+def test_architecture_that_was_not_built(frozen) -> None:
+    """The message says what there is."""
+    with pytest.raises(BackendError, match=r"sm_75.*sm_70, sm_90"):
+        Program.open(frozen, "sm_75")
+
+
+def test_no_build(tmp_path) -> None:
+    """A prediction is read off machine code."""
+    with pytest.raises(BackendError, match="no native build"):
+        Program.open(tmp_path, "sm_70")
+
+
+def test_unknown_gpu_and_routing() -> None:
+    """What is accepted is listed."""
+    with pytest.raises(SettingsError, match="v100-sxm2-16"):
+        gpu_of("v200")
+    with pytest.raises(SettingsError, match="overlapping"):
+        Routing.of("random", 1, 10, 512)

@@ -53,7 +53,7 @@ struct AllArrived {
       while (generation(barrier) == before) {
       }
     }
-    sync_task<Second::kThreads>();  // what one thread has seen, the others see behind this
+    sync_task<kW2, Second::kThreads>();  // what one thread has seen, the others see behind this
   }
 };
 
@@ -70,7 +70,7 @@ extern "C" __global__ void BOUNDS(kBlockThreads, kBlocksHeld)
     for (int task = blockIdx.x; task < kOctets * TOP_K; task += gridDim.x) {
       w13<1>(x, ids, w13_words, GROUPS(w13_metadata, w13_scales), w13_zeros, intermediate, tokens, TOP_K, HIDDEN,
              INNER, experts, GROUP, task % kOctets, task / kOctets);
-      sync_task<First::kThreads>();  // the sums in shared memory are read
+      sync_task<kW13, First::kThreads>();  // the sums in shared memory are read
     }
     if (threadIdx.x == 0) arrive(scratch);
   }
@@ -80,7 +80,7 @@ extern "C" __global__ void BOUNDS(kBlockThreads, kBlocksHeld)
     for (int task = blockIdx.x; task < HIDDEN / 8; task += gridDim.x) {
       w2<1, false>(intermediate, ids, weights, w2_words, GROUPS(w2_metadata, w2_scales), w2_zeros, out, tokens, TOP_K,
                    HIDDEN, INNER, experts, GROUP, task, 0, AllArrived{scratch, before});
-      sync_task<Second::kThreads>();  // the sums in shared memory are read
+      sync_task<kW2, Second::kThreads>();  // the sums in shared memory are read
     }
   }
 }

@@ -25,11 +25,13 @@
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x & 31; }
 
-// Waits for the `THREADS` threads of a task: a whole block, except where blocks have warps to spare.
-template <int THREADS>
+// Waits for the `THREADS` threads of a task: a whole block, except where blocks have warps to spare. Those are
+// ahead of the others, so each product has a barrier of its own there.
+enum Task { kW13 = 1, kW2 = 2 };
+template <Task TASK, int THREADS>
 __device__ __forceinline__ void sync_task() {
 #ifdef MOE_ONE_LAUNCH
-  asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"n"((int)TASK), "n"(THREADS) : "memory");
 #else
   __syncthreads();
 #endif

@@ -203,7 +203,7 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
     known = !kOneScans || !all.first(expert, slot);
     if (known) {
       if (!kOneScans || warp == 0) scan(served, all, expert, slot, tokens * TOP_K, top_k);
-      sync_task<C::kThreads>();
+      sync_task<kW13, C::kThreads>();
       if (!served.any) return;
     }
   }
@@ -234,7 +234,7 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
       activations += warm;
     }
     if (TOKENS > 1 && !known && warp == 0) scan(served, all, expert, slot, tokens * TOP_K, top_k);
-    sync_task<C::kThreads>();  // keeps the loads in front
+    sync_task<kW13, C::kThreads>();  // keeps the loads in front
     if (TOKENS > 1 && round == 0) {
       serves = C::token(row) < TOKENS && served.slots[C::token(row) % TOKENS];
       if (serves) activations += served.token[C::token(row)] * HIDDEN;
@@ -270,7 +270,7 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
       activations += C::kWarps * C::kWarpParts * kPartUnits * 32;
     }
   }
-  sync_task<C::kThreads>();
+  sync_task<kW13, C::kThreads>();
 
   // one thread a column of the intermediate and token
   if (threadIdx.x >= 4 * TOKENS) return;

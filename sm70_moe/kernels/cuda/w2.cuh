@@ -192,7 +192,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
           *(uint4*)to = read_activations(intermediate + n * 8, true);
         }
       }
-      sync_task<C::kThreads>();  // keeps the loads in front
+      sync_task<kW2, C::kThreads>();  // keeps the loads in front
     }
 
     float one = 0.0f, two = 0.0f;
@@ -228,7 +228,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
     }
     if (C::kRanges == 1) keep(parts, 1, first, slots, to_float(to_half(one)), to_float(to_half(two)));
   }
-  sync_task<C::kThreads>();
+  sync_task<kW2, C::kThreads>();
 
   if (C::kRanges > 1) {  // each slot's dot product, rounded
 #pragma unroll 1
@@ -240,7 +240,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
         if (r < runs) dot += slot[r][i & 7];
       slot[0][i & 7] = to_float(to_half(dot));
     }
-    sync_task<C::kThreads>();
+    sync_task<kW2, C::kThreads>();
   }
 
   for (int i = threadIdx.x; i < served * 8; i += C::kThreads) {

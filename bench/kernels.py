@@ -26,7 +26,7 @@ class Plan:
 
     def w13(self, tokens: int) -> tuple[str, tuple[int, int], int]:
         warps = min(16, up(self.shape.hidden // 32, 16)) if self.special else 8
-        return f"w13_{1 if tokens == 1 else 8}", (self.shape.inner // 4, tokens * self.shape.top_k), 32 * warps
+        return f"w13_{tokens if tokens <= 2 else 8}", (self.shape.inner // 4, tokens * self.shape.top_k), 32 * warps
 
     def w2(self, tokens: int) -> tuple[str, tuple[int, int], int]:
         """Kernel, grid, threads."""
@@ -63,7 +63,7 @@ class Decode:
         tag = f"{geometry}.o{order}.m{metadata}.s{int(volta)}"
         self.plan = Plan(bank.shape, volta, geometry != "runtime")
         self.kernels = {}
-        kernels = {"decode_w13": (KINDS13, ("w13_1", "w13_8")), "decode_w2": (KINDS2, ("w2_1", "w2_4", "w2_8"))}
+        kernels = {"decode_w13": (KINDS13, ("w13_1", "w13_2", "w13_8")), "decode_w2": (KINDS2, ("w2_1", "w2_4", "w2_8"))}
         for (source, (kinds, names)), variant in zip(kernels.items(), variants, strict=True):
             file = f"{source}.{geometry}.{variant}" if variant else f"{source}.{tag}"
             module = cuda.module((FOLDER / f"{file}.cubin").read_bytes())

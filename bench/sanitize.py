@@ -30,7 +30,7 @@ from sm70_moe.weights.loading import prepare
 
 DEVICE = "cuda:0"
 TOKENS = (1, 2, 4, 8)
-"""Each has another pair of kernels: w13_1 + w2_1, w13_8 + w2_1, w13_8 + w2_4, w13_8 + w2_8."""
+"""Each has another pair of kernels: w13_1 + w2_1, w13_2 + w2_1, w13_8 + w2_4, w13_8 + w2_8."""
 
 EXPERTS = 6
 

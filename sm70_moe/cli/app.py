@@ -3,57 +3,78 @@
 Exit codes: 0 done; 1 done, and the answer is no (a bound exceeded, a layer refused under --strict,
 policies that differ); 2 bad input: the message names the thing, the value and what is accepted.
 
-Commands import what they need when they run, so that `explain` never meets torch.
+A command's module is imported when that command is asked for, so that `explain` meets neither torch nor numpy.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import typer
+from typer.core import TyperGroup
 
-from sm70_moe.cli import (
-    bench,
-    build_kernels,
-    demo,
-    doctor,
-    explain,
-    inspect,
-    kernels,
-    policy,
-    predict,
-    prepare,
-    sample,
-    verify,
-)
 from sm70_moe.errors import Sm70MoeError
+
+if TYPE_CHECKING:
+    from click import Command, Context
+
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "explain": "explain:explain",
+        "inspect": "inspect:inspect_command",
+        "prepare": "prepare:prepare",
+        "verify": "verify:verify",
+        "sample": "sample:sample",
+        "doctor": "doctor:doctor",
+        "demo": "demo:demo",
+        "kernels": "kernels:kernels",
+        "predict": "predict:predict",
+        "bench": "bench:bench",
+        "build-kernels": "build_kernels:build_kernels",
+        "policy": "policy:app",
+        "version": "version:version",
+    }
+)
+"""Name -> module of this room, and what in it is the command: a function, or an app with commands of its own."""
+
+
+class Commands(TyperGroup):
+    """The commands of the program; each is imported when it is needed."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return [*COMMANDS]
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        found = getattr(import_module(f"sm70_moe.cli.{module}"), attribute)
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        if isinstance(found, typer.Typer):
+            alone = found
+        else:
+            alone.command(cmd_name)(found)
+        command = typer.main.get_command(alone)
+        command.name = cmd_name
+        return command
+
 
 app = typer.Typer(
     name="sm70-moe",
+    cls=Commands,
     help="Decides, explains and runs kernels for 4-bit mixture-of-experts layers on V100-class GPUs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("explain")(explain.explain)
-app.command("inspect")(inspect.inspect_command)
-app.command("prepare")(prepare.prepare)
-app.command("verify")(verify.verify)
-app.command("sample")(sample.sample)
-app.command("doctor")(doctor.doctor)
-app.command("demo")(demo.demo)
-app.command("kernels")(kernels.kernels)
-app.command("predict")(predict.predict)
-app.command("bench")(bench.bench)
-app.command("build-kernels")(build_kernels.build_kernels)
-app.add_typer(policy.app, name="policy")
 
 
-@app.command("version")
-def version() -> None:
-    """Print the version."""
-    from sm70_moe import __version__
-
-    typer.echo(__version__)
+@app.callback()
+def program() -> None:
+    """Decides, explains and runs kernels for 4-bit mixture-of-experts layers on V100-class GPUs."""
 
 
 def main() -> None:

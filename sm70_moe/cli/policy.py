@@ -19,7 +19,7 @@ from sm70_moe.errors import PolicyError
 from sm70_moe.policy import Policy, Route, compare_policies, load_policy, shipped_policies
 from sm70_moe.policy.schema import schema_text
 
-app = typer.Typer(help="Check, show and compare policies.", no_args_is_help=True)
+app = typer.Typer(help="Check, show and compare policies.", no_args_is_help=True, add_completion=False)
 
 PIPED_WIDTH = 100_000
 """Columns of a table that no terminal shows: nothing is ever cut or wrapped in a pipe."""

@@ -49,6 +49,11 @@ constexpr int kMostParts = divide_up(kMostUnits, kPartUnits);
                                      : 2)
 #endif
 
+// Whether the next kernel may start when weights have been asked for, or only behind the barrier that follows.
+#ifndef MOE_W13_START_EARLY
+#define MOE_W13_START_EARLY (MOE_METADATA == 3 && MOST == 2 || MOE_METADATA == 2 && MOST == 1)
+#endif
+
 // How a block is cut in a kernel for up to MOST tokens. Each owns one octet of columns.
 // - m16n8k16: two parts in a warp. Rows 8 to 15 are the next part, and each token has two columns.
 // - the quad-pair step: one part in a warp.
@@ -224,6 +229,7 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
         raw[j][s] = matrix.raw_at(place, ahead, there);
       }
     }
+    if (MOE_W13_START_EARLY) let_next_start();
 
     if (C::kEarly < 4 * kQuads) {
       // Brings this warp's activations into L1, a sector a lane, while the weights are on their way, so that
@@ -239,7 +245,7 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
       serves = C::token(row) < TOKENS && served.slots[C::token(row) % TOKENS];
       if (serves) activations += served.token[C::token(row)] * HIDDEN;
     }
-    let_next_start();  // not before: its loads would stand between ours
+    if (!MOE_W13_START_EARLY) let_next_start();
     known = true;
     asm volatile("" : "+l"(activations));  // one address, not one for each load
     if (TOKENS > 1 || !C::kWhole) {

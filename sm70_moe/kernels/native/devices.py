@@ -96,11 +96,7 @@ class CudaDriver:
         """A function that launches; see `launch.Fire`."""
         assert isinstance(kernel, _Loaded)
         if config.shared > STATIC_SHARED:
-            attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._set(device, kernel, attribute, config.shared, "bytes of shared memory")
-        if config.carveout is not None:
-            attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            self._set(device, kernel, attribute, config.carveout, "carveout in percent")
+            self._allow_shared(device, kernel, config.shared)
         launch, stream_type, results = self._cuda.cuLaunchKernelEx, self._cuda.CUstream, self._cuda.CUresult
         success, no_context = results.CUDA_SUCCESS, results.CUDA_ERROR_INVALID_CONTEXT
         function = self._cuda.CUfunction(int(kernel.found.handle))  # a cast, as CUDA documents it
@@ -163,11 +159,12 @@ class CudaDriver:
         made.attrs, made.numAttrs = attributes, len(attributes)
         return made
 
-    def _set(self, device: int, kernel: _Loaded, attribute: Any, value: int, what: str) -> None:
+    def _allow_shared(self, device: int, kernel: _Loaded, size: int) -> None:
+        attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         handle = self._check("device", *self._cuda.cuDeviceGet(device))
         self._check(
-            f"{kernel.name}, {what}: {value}",
-            *self._cuda.cuKernelSetAttribute(attribute, value, kernel.found.handle, handle),
+            f"{size} bytes of shared memory for {kernel.name}",
+            *self._cuda.cuKernelSetAttribute(attribute, size, kernel.found.handle, handle),
         )
 
     def _check(self, what: str, code: Any, *results: Any) -> Any:

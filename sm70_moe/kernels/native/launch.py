@@ -44,8 +44,7 @@ class Step:
     (dynamic, bytes) default to the manifest's. `values` are arguments that only this step has.
     `dependent`: may start before the kernel in front has ended, and waits for it itself (sm_90 and
     later). `cooperative`: all blocks must be resident at once; of `grid`'s first size no more are launched
-    than fit, so such a kernel shares its work out among the blocks that there are. `carveout`: percent of a
-    multiprocessor's memory that is to be shared memory; None leaves it to the driver.
+    than fit, so such a kernel shares its work out among the blocks that there are.
     """
 
     source: str
@@ -57,7 +56,6 @@ class Step:
     values: Mapping[str, float] = field(default_factory=dict)
     dependent: bool = False
     cooperative: bool = False
-    carveout: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,6 @@ class Config:
     shared: int
     dependent: bool
     cooperative: bool
-    carveout: int | None = None
 
 
 class Arena(Protocol):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.layout import BankLayout, BankShape
@@ -80,12 +79,6 @@ SOURCES = ("decode_w13", "decode_w2")
 OCTET = 8
 
 
-PLAIN_CARVEOUT: Mapping[str, int] = MappingProxyType({"sm_90": 14})
-"""Percent of shared memory for both kernels of a call that do not overlap. On an H200 kernels with different
-splits may cost half a microsecond from one to the next, and overlapping ones lose by the same split
-(bench/NOTES.md); elsewhere nobody measured it."""
-
-
 def decode(case: Case) -> tuple[Step, ...]:
     """W13 and W2 for up to 8 tokens: two launches, no plan between them.
 
@@ -97,10 +90,9 @@ def decode(case: Case) -> tuple[Step, ...]:
     most, second = (1, "w2_1") if case.tokens <= 2 else (4, "w2_4" if case.tokens <= 4 else "w2_8")
     w13 = 2 * case.shape.intermediate // OCTET, case.tokens * case.top_k
     w2 = case.shape.hidden // OCTET, -(-case.tokens // most)
-    carveout = PLAIN_CARVEOUT.get(case.architecture) if not case.dependent else None
     return (
-        Step("decode_w13", f"w13_{case.tokens if case.tokens <= 2 else 8}", grid=w13, axes=axes, carveout=carveout),
-        Step("decode_w2", second, grid=w2, axes=axes, dependent=case.dependent, carveout=carveout),
+        Step("decode_w13", f"w13_{case.tokens if case.tokens <= 2 else 8}", grid=w13, axes=axes),
+        Step("decode_w2", second, grid=w2, axes=axes, dependent=case.dependent),
     )
 
 

@@ -121,12 +121,23 @@ def test_it_needs_the_route(facts: dict[str, Any], reason: Reason) -> None:
 
 
 def test_without_a_build_or_a_gpu() -> None:
-    """Everything behind it is skipped; nothing breaks."""
+    """Everything behind it is skipped; nothing breaks. Banks need neither."""
     for machine in (fake_machine(build="missing"), fake_machine(build="stale"), fake_machine(None)):
         decision = decide("1", machine, device="cuda:0" if machine.device("cuda:0") else "cpu").decision(FUSED)
         assert decision.outcome is Outcome.REFUSED
         skipped = [f.check for f in decision.obstacles if f.reason is Reason.PREREQUISITE]
-        assert skipped[-5:] == ["kernel sizes", "kernel layout", "cooperative launch", "resident blocks", "self-test"]
+        assert skipped[-3:] == ["cooperative launch", "resident blocks", "self-test"]
+        assert ("kernel sizes" in skipped) == (machine.build is None or machine.build.id != machine.build.expected)
+        assert "kernel layout" not in skipped
+
+
+@pytest.mark.parametrize("capability", [None, (9, 0)])
+def test_sizes_hang_on_no_device(capability: tuple[int, int] | None) -> None:
+    """On a CPU, or a GPU without an image, sizes without a kernel are still told."""
+    sizes = {"hidden": 2048, "intermediate": 160, "top_k": 10, "group": 32}
+    machine = fake_machine(capability, build=replace(fake_build(), sizes={FUSED: (sizes,)}))
+    device = "cuda:0" if capability else "cpu"
+    assert Reason.KERNEL_SIZES in decide("1", machine, device=device).decision(FUSED).reasons
 
 
 def test_banks_that_its_kernels_do_not_read() -> None:

@@ -1,4 +1,5 @@
-"""Takes out of texts what tells where they were written: paths, and names of the machine and its user."""
+"""Takes out of texts what tells where they were written: paths, names of the machine and its user, and what
+tells one device from another."""
 
 from __future__ import annotations
 
@@ -17,17 +18,26 @@ REST = r"""[^\s'",;:()<>|]"""
 PATH = re.compile(rf"(?<![\w.<>~/\\])(?:~|[A-Za-z]:(?=[/\\]))?[/\\]{REST}+")
 """An absolute path, or one below a home folder; "group-32/batched" and "GB/s" are none."""
 
+UUID = re.compile(r"(?<!\w)(?:(?:GPU|MIG)-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?!\w)")
+BUS = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](?![\w.])")
+"""A device's own number, and its place on the PCI bus."""
+
 LEAST = 2
 """Letters of a name that is looked for: a single one stands in too many texts."""
 
 
 def own_names() -> dict[str, str]:
     """What stands for the names of this machine and its user."""
-    found = {socket.gethostname(): "<host>", socket.getfqdn(): "<host>"}
+    full = {socket.gethostname(), socket.getfqdn()}
+    found = dict.fromkeys(full | {name.partition(".")[0] for name in full}, "<host>")
     with suppress(KeyError, OSError, ImportError):  # a user without a name
         found[getpass.getuser()] = "<user>"
-    # a home folder may have spaces in its name, where a path would seem to end
-    return {str(Path.home()): "<path>"} | {name: sign for name, sign in found.items() if len(name) >= LEAST}
+    names = {name: sign for name, sign in found.items() if len(name) >= LEAST and not name.isdigit()}
+    with suppress(RuntimeError):  # nor one without a home
+        home = Path.home()
+        # it may have spaces in its name, where a path would seem to end; "/", a container's, is in too many texts
+        names |= {str(home): "<path>"} if len(home.parts) > 1 else {}
+    return names
 
 
 def anonymous(value: Plain, names: Mapping[str, str] | None = None) -> Plain:
@@ -50,5 +60,5 @@ def text_without(text: str, names: Mapping[str, str]) -> str:
     if " " in text:
         for name, sign in sorted(names.items(), key=lambda pair: -len(pair[0])):
             rest = f"{REST}*" if sign == "<path>" else ""
-            found = re.sub(rf"(?<!\w){re.escape(name)}(?!\w){rest}", sign, found)
-    return PATH.sub("<path>", found)
+            found = re.sub(rf"(?<!\w){re.escape(name)}(?!\w){rest}", sign, found, flags=re.IGNORECASE)
+    return BUS.sub("<bus>", UUID.sub("<uuid>", PATH.sub("<path>", found)))

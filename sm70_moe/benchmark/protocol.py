@@ -8,7 +8,10 @@ from sm70_moe.decision import Plain
 from sm70_moe.errors import SettingsError
 from sm70_moe.layout import Metadata
 
-LEAST_SAMPLES = 7
+LEAST_SAMPLES, MOST_SAMPLES = 7, 10_000
+MOST_LAYERS = 1024
+"""A graph of more would take the host minutes to capture, and shows nothing new."""
+
 MOST_TOKENS = 64
 """A block of the separating kernel writes an id a thread: 64 tokens with 16 slots each."""
 
@@ -43,8 +46,20 @@ class Protocol:
         for name, values, accepted in (("metadata", self.metadata, KINDS), ("routing", self.routings, ROUTINGS)):
             if odd := [value for value in values if value not in accepted]:
                 raise SettingsError(f"{name} {odd[0]!r}: accepted are {', '.join(accepted)}")
-        if self.samples < LEAST_SAMPLES:
-            raise SettingsError(f"samples {self.samples}: accepted are at least {LEAST_SAMPLES}")
+        lists: dict[str, tuple[int | str, ...]] = {
+            "tokens": self.tokens,
+            "metadata": self.metadata,
+            "routing": self.routings,
+        }
+        for name, items in lists.items():
+            if twice := [item for item in items if items.count(item) > 1]:
+                raise SettingsError(f"{name} {twice[0]!r}: given more than once; accepted is each of them once")
+        if not LEAST_SAMPLES <= self.samples <= MOST_SAMPLES:
+            raise SettingsError(
+                f"samples {self.samples}: accepted are at least {LEAST_SAMPLES}, at most {MOST_SAMPLES}"
+            )
+        if not 1 <= self.layers <= MOST_LAYERS:
+            raise SettingsError(f"layers {self.layers}: accepted are numbers from 1 to {MOST_LAYERS}")
         if self.banks is not None and self.banks < 2:
             raise SettingsError(f"banks {self.banks}: accepted are at least 2, or a cache is measured")
 

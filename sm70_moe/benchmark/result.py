@@ -7,11 +7,14 @@ prediction: a row exists only where something was timed, and `Skipped` says what
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import msgspec
 
 from sm70_moe.decision import Plain
 from sm70_moe.errors import SettingsError
@@ -211,10 +214,18 @@ RECORDED = frozenset(
 """Keys of a record that are not `extra`."""
 
 
-def _made(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A dataclass from a mapping that may have derived values besides."""
-    names = [f.name for f in fields(kind)]
-    return kind(**{n: tuple(values[n]) if n == "samples" else values[n] for n in names if n in values})
+def _made(kind: Any, values: Any) -> Any:
+    """A dataclass from a mapping that may have derived values besides. Raises ValueError for values of another
+    type, and for times that no device can take."""
+    try:
+        made = msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from error
+    if kind in (Row, Host):
+        odd = [time for time in (made.microseconds, *made.samples) if not (math.isfinite(time) and time >= 0)]
+        if odd or not made.microseconds:
+            raise ValueError(f"{kind.__name__}: microseconds {odd[0] if odd else 0}, accepted are numbers above 0")
+    return made
 
 
 def load_result(path: str | Path) -> Result:
@@ -225,6 +236,6 @@ def load_result(path: str | Path) -> Result:
         raise SettingsError(f"{path}: cannot be read: {error}; accepted is a result of `sm70-moe bench`") from error
     try:
         return Result.of_record(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise SettingsError(f"{path}: is no result of `sm70-moe bench`, schema {SCHEMA} ({problem})") from error

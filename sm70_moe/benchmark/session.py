@@ -23,6 +23,7 @@ from sm70_moe.machine import Machine
 from sm70_moe.memory import bank_shape
 from sm70_moe.plan import Plan
 from sm70_moe.policy import Policy
+from sm70_moe.service import refusal
 from sm70_moe.settings import Settings
 
 Tell = Callable[[str], None]
@@ -48,13 +49,15 @@ class Watchman:
 
 
 def planned(policy: Policy, settings: Settings, machine: Machine, device: str) -> Plan:
-    """The plan of a layer just as the contract has it. Raises PolicyError for a contract that leaves sizes
-    open, BackendError for one that nothing can run here."""
+    """The plan of a layer just as the contract has it. Raises PolicyError for a contract that leaves sizes open,
+    AdmissionRefused for a `1` that cannot be honoured, BackendError for a layer that nothing can run here."""
     contract = policy.contract
     sizes = ("hidden", "intermediate", "experts", "top_k")
     if missing := [name for name in sizes if getattr(contract, name) is None]:
         raise PolicyError([f"{policy.name}: its contract leaves {', '.join(missing)} open; a benchmark needs sizes"])
     plan = Plan(admit(policy, settings, contract_facts(policy, device=device), machine))
+    if refused := plan.admission.refused:
+        raise refusal(plan.admission, refused)
     if not plan.supported:
         texts = "; ".join(map(finding_text, plan.admission.last_resort.obstacles))
         raise BackendError(f"policy {policy.name}: no route can run its layers: {texts}")

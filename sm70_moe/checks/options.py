@@ -33,19 +33,24 @@ def native_option(
     """Machine code, sizes, bank layout, cooperative launch, resident blocks, known answer: each its own reason."""
     *there, test = native_findings(option, device, where, machine)
     build = machine.build
+    fits = sizes(option, wanted, build), layout(option, wanted)
     if build is None or where is None or any(f.status is not Status.PASS for f in there):
         missing = next(f.check for f in there if f.status is not Status.PASS)
-        names = ("kernel sizes", "kernel layout", "cooperative launch", "resident blocks")
-        return (*there, *(Finding.skipped(name, missing) for name in names), test)
+        names = ("cooperative launch", "resident blocks")
+        return (*there, *fits, *(Finding.skipped(name, missing) for name in names), test)
     launch = resident(option, where, build)
     if any(f.status is not Status.PASS for f in launch):
         test = Finding.skipped("self-test", launch[-1].check)
-    return (*there, sizes(option, wanted, build), layout(option, wanted), *launch, test)
+    return (*there, *fits, *launch, test)
 
 
-def sizes(option: str, wanted: Wanted, build: Build) -> Finding:
-    """Kernels for one geometry only: is this layer's among those of the build?"""
+def sizes(option: str, wanted: Wanted, build: Build | None) -> Finding:
+    """Kernels for one geometry only: is this layer's among those of the build? Whatever the device is."""
     check = "kernel sizes"
+    if build is None or build.id != build.expected:
+        return Finding.skipped(check, "native build")
+    if not build.images_of(option):
+        return Finding.skipped(check, "native image")
     accepted: list[Plain] = [sizes_text(made) for made in build.specialised(option)]
     if None in wanted.sizes.values():
         return Finding.unknown(check, accepted)

@@ -12,15 +12,12 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from sm70_moe.errors import Sm70MoeError
-
-if TYPE_CHECKING:
-    from click import Command, Context
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -43,12 +40,20 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
 
 
 class Commands(TyperGroup):
-    """The commands of the program; each is imported when it is needed."""
+    """The commands of the program; each is imported when it is needed.
 
-    def list_commands(self, ctx: Context) -> list[str]:
+    Contexts and commands are click's, or those of a copy of it that newer versions of typer have: no type fits both.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        names: Any = dict.fromkeys(COMMANDS)
+        self.commands.update(names)  # where typer looks for names that are like a mistyped one
+
+    def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS]
 
-    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].partition(":")

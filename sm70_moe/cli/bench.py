@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm70_moe.benchmark.protocol import OVERLAPPING, ROUTINGS, UNIFORM, Protocol
+from sm70_moe.benchmark.protocol import MOST_TOKENS, OVERLAPPING, ROUTINGS, UNIFORM, Protocol
 from sm70_moe.benchmark.result import BOTH, PLAIN, ROOFLINE, Key, Result, Row, Skipped
-from sm70_moe.benchmark.target import check_target, write
+from sm70_moe.benchmark.target import check_target, target, write
 from sm70_moe.cli.output import console, events_to_stderr, table
 from sm70_moe.cli.verify import token_counts
 from sm70_moe.decision import Plain
@@ -55,9 +55,9 @@ def bench(
     ] = None,
 ) -> None:
     """Time the routes, the read-only roofline, the empty floor and torch in one run; exit 1 if a result is wrong."""
-    kinds = metadata or (EVERY_METADATA if report else Metadata.FOUR_BYTE.value)
+    kinds = metadata if metadata is not None else EVERY_METADATA if report else Metadata.FOUR_BYTE.value
     protocol = Protocol(
-        tokens=token_counts(tokens),
+        tokens=token_counts(tokens, MOST_TOKENS),
         metadata=tuple(kinds.split(",")),
         routings=tuple(routing.split(",")),
         layers=layers,
@@ -67,33 +67,41 @@ def bench(
     )
     check_files(as_json, plot, report)
     settings = Settings.from_env()
-    chosen = load_policy(policy or settings.policy or DEFAULT_POLICY)
+    chosen = load_policy(policy if policy is not None else settings.policy or DEFAULT_POLICY)
+    for notice in settings.notices((chosen,)):
+        typer.echo(f"warning: {notice.text}", err=True)
     machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch)
     check_gpu(device, machine)
     events_to_stderr()
     result, sent = measured(chosen, settings, machine, device, protocol, report is not None)
-    show(result)
-    if as_json:
-        write("--json", as_json, text_of(result.record()))
-    if plot:
-        from sm70_moe.benchmark.plot import draw
+    try:
+        if report:
+            write("--report", report, text_of(sent))
+        if as_json:
+            write("--json", as_json, text_of(result.record()))
+        if plot:
+            from sm70_moe.benchmark.plot import draw
 
-        write("--plot", plot, draw(result, plot))
-    if report and sent:
-        write("--report", report, text_of(sent))
+            write("--plot", plot, draw(result, plot))
+    finally:  # last, since a reader may close the pipe; and whatever befell the files
+        show(result)
+    if report:
         tell_of(report)
     if not result.ok:
         raise typer.Exit(1)
 
 
 def check_files(as_json: Path | None, plot: Path | None, report: Path | None) -> None:
-    """SettingsError for a file that could not be written at the end, or drawn."""
+    """SettingsError for a file that could not be written at the end, or drawn, or that two options name."""
     from sm70_moe.benchmark.plot import ENDINGS, require_matplotlib
 
     given = [("--json", as_json, ()), ("--plot", plot, ENDINGS), ("--report", report, ())]
+    taken: dict[Path, str] = {}
     for option, path, endings in given:
         if path is not None:
             check_target(option, path, endings)
+            if (other := taken.setdefault(target(path), option)) != option:
+                raise SettingsError(f"{option} {path}: {other} is the same file; accepted is one of its own")
     if plot is not None:
         require_matplotlib()
 

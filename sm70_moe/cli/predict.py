@@ -15,10 +15,11 @@ from sm70_moe.cli.output import AsJson, console, print_json, table
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.kernels.native.steps import FUSED
 from sm70_moe.layout import Metadata
 from sm70_moe.policy import load_policy
 from sm70_moe.prediction.comparison import Compared, compare
-from sm70_moe.prediction.fit import fit, gpu_named, write_fitted
+from sm70_moe.prediction.fit import fit, gpu_named, with_checks, write_fitted
 from sm70_moe.prediction.forecast import (
     EXPERTS_SHARE,
     PERFECT_GAIN,
@@ -27,7 +28,8 @@ from sm70_moe.prediction.forecast import (
     forecast,
     limit_of,
 )
-from sm70_moe.prediction.hardware import GPUS, gpu_of
+from sm70_moe.prediction.hardware import GPUS, Gpu, gpu_of
+from sm70_moe.prediction.measurements import FUSED as ONE_LAUNCH
 from sm70_moe.prediction.measurements import load_run
 from sm70_moe.prediction.parameters import FITTED, Fitted, load_fitted
 from sm70_moe.prediction.program import Program
@@ -70,15 +72,32 @@ def predict(
         return
     chosen = gpu_of(gpu)
     program = Program.open(folder, chosen.architecture)
-    calls = (
+    calls = [
         Call(geometry, metadata, count, Routing.of(routing, count, geometry.top_k, geometry.experts))
         for count in tokens or TOKENS
-    )
-    found = [forecast(program, call, chosen, numbers) for call in calls]
+    ]
+    found, missing = forecasts(program, calls, chosen, numbers)
     if as_json:
-        print_json(record(found, program, numbers))
+        print_json(record(found, missing, program, numbers))
     else:
-        show(found, program, numbers)
+        show(found, missing, program, numbers)
+
+
+Missing = dict[int, str]
+"""Number of tokens -> why nothing is predicted for it."""
+
+
+def forecasts(program: Program, calls: list[Call], gpu: Gpu, fitted: Fitted) -> tuple[list[Forecast], Missing]:
+    """Calls whose kernels the build lacks are missing. Raises BackendError if all are."""
+    found, missing = list[Forecast](), Missing()
+    for call in calls:
+        try:
+            found.append(forecast(program, call, gpu, fitted))
+        except BackendError as error:
+            missing[call.tokens] = str(error)
+    if not found:
+        raise BackendError("; ".join(dict.fromkeys(missing.values())))
+    return found, missing
 
 
 def geometry_of(policy: str) -> Geometry:
@@ -93,9 +112,25 @@ def geometry_of(policy: str) -> Geometry:
 def refit(source: Path, out: Path, folder: Path | None, geometry: Geometry) -> None:
     run, gpu = load_run(source), gpu_of(FITTED_ON)
     today = datetime.now(UTC).date().isoformat()
-    made = fit(run, Program.open(folder, gpu.architecture), geometry, gpu, run.date or today)
+    program = Program.open(folder, gpu.architecture)
+    made = fit(run, program, geometry, gpu, run.date or today)
+    unchecked = ""
+    try:
+        made = with_checks(made, run, program, geometry, gpu)
+    except BackendError as error:
+        unchecked = f"{FUSED}: not checked: {error}"
     write_fitted(made, out)
     typer.echo(f"{out}: {len(made.residuals)} rows of {run.gpu}, {residuals_of(made)}")
+    for line in filter(None, (checks_of(made), unchecked)):
+        typer.echo(line)
+
+
+def checks_of(fitted: Fitted) -> str:
+    """What the model says of rows that it was not fitted to; nothing without any."""
+    if not fitted.checks:
+        return ""
+    errors = ", ".join(f"{error:+.1%} ({name})" for name, error in fitted.checks.items())
+    return f"{FUSED} on {fitted.gpu}, a check and not fitted: model / measured - 1 is {errors}"
 
 
 def residuals_of(fitted: Fitted) -> str:
@@ -106,7 +141,7 @@ def residuals_of(fitted: Fitted) -> str:
     )
 
 
-def record(found: list[Forecast], program: Program, fitted: Fitted) -> dict[str, Plain]:
+def record(found: list[Forecast], missing: Missing, program: Program, fitted: Fitted) -> dict[str, Plain]:
     return {
         "label": found[0].label,
         "build": program.cubins.id,
@@ -118,10 +153,11 @@ def record(found: list[Forecast], program: Program, fitted: Fitted) -> dict[str,
             "perfect_kernel_gain": round(PERFECT_GAIN, 4),
         },
         "predictions": [forecast.record() for forecast in found],
+        "missing": [{"tokens": tokens, "reason": reason} for tokens, reason in missing.items()],
     }
 
 
-def show(found: list[Forecast], program: Program, fitted: Fitted) -> None:
+def show(found: list[Forecast], missing: Missing, program: Program, fitted: Fitted) -> None:
     out = console()
     gpu = found[0].gpu
     out.print(f"{found[0].label}: {gpu.title}, build {program.cubins.id[:16]}{', stale' if program.stale else ''}")
@@ -130,10 +166,30 @@ def show(found: list[Forecast], program: Program, fitted: Fitted) -> None:
     out.print(f"its free numbers: {', '.join(f'{name} {value:.2f}' for name, value in numbers.items())}")
     out.print(kernel_table(found))
     out.print(layer_table(found))
+    for line in (*fused_lines(found), checks_of(fitted), *(f"M = {m}: not predicted: {r}" for m, r in missing.items())):
+        if line:
+            out.print(line)
     out.print(
         f"whole model: experts are {EXPERTS_SHARE:.0%} of a published step of {STEP_MILLISECONDS} ms on V100s (first "
         f"contract), so even a perfect kernel moves tokens/s by less than 8 % ({PERFECT_GAIN:.1%})"
     )
+
+
+def fused_lines(found: list[Forecast]) -> list[str]:
+    """The call in one launch, where there is such a kernel: low, likely, high, and what it saves."""
+    lines = []
+    for each in (one for one in found if one.has_fused):
+        name = f"{FUSED}, M = {each.call.tokens}"
+        if each.fused is None:
+            lines.append(f"{name}: not predicted: {each.missing}")
+            continue
+        time, saved, parts = each.fused.time, each.fused.saved, each.fused.parts
+        blocks = f"{parts.fused.blocks} blocks of {parts.fused.warps} warps"
+        lines.append(
+            f"{name}: {time.low:.1f} {time.likely:.1f} {time.high:.1f}, saves {saved.likely:.1f} "
+            f"({saved.low:.1f} to {saved.high:.1f}) against two launches; {blocks}, barrier {parts.barrier:.1f}"
+        )
+    return lines
 
 
 def kernel_table(found: list[Forecast]) -> Table:
@@ -175,11 +231,14 @@ def judge(path: Path, folder: Path | None, geometry: Geometry, fitted: Fitted, a
         raise BackendError(f"{path}: measured on {run.gpu!r}; predictions are for {', '.join(GPUS)}")
     found = compare(run, Program.open(folder, gpu.architecture), geometry, gpu, fitted)
     if as_json:
-        print_json({"gpu": run.gpu, "build": run.build, "rows": [each.record() for each in found]})
+        rows: list[Plain] = [each.record() for each in found.rows]
+        print_json({"gpu": run.gpu, "build": run.build, "rows": rows, "missing": list(found.missing)})
     else:
         console().print(f"measured on {run.gpu} ({run.source}), beside what the model says of {gpu.title}")
-        console().print(comparison_table(found))
-    if not all(each.inside for each in found):
+        console().print(comparison_table(found.rows))
+        for line in found.missing:
+            console().print(f"not compared: {line}")
+    if not found.inside:
         raise typer.Exit(1)
 
 
@@ -188,6 +247,6 @@ def comparison_table(found: tuple[Compared, ...]) -> Table:
     for each in found:
         row, times = each.row, each.predicted
         numbers = (each.measured, times.low, times.likely, times.high)
-        names = (str(row.tokens), row.part, row.metadata, row.routing)
+        names = (str(row.tokens), "one launch" if row.arm == ONE_LAUNCH else row.part, row.metadata, row.routing)
         grid.add_row(*names, *(f"{n:.1f}" for n in numbers), f"{each.ratio:.2f}", "yes" if each.inside else "no")
     return grid

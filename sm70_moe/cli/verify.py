@@ -49,11 +49,11 @@ def verify(
         raise typer.Exit(1)
 
 
-def token_counts(text: str) -> tuple[int, ...]:
-    """ "1,2,8" as numbers; SettingsError on anything else."""
+def token_counts(text: str, most: int = LARGEST_CALL) -> tuple[int, ...]:
+    """ "1,2,8" as numbers from 1 to `most`; SettingsError on anything else."""
     items = text.split(",")
-    if not all(re.fullmatch("[0-9]{1,4}", item) and 1 <= int(item) <= LARGEST_CALL for item in items):
-        raise SettingsError(f"--tokens {text!r}: accepted are numbers from 1 to {LARGEST_CALL}, separated by commas")
+    if not all(re.fullmatch("[0-9]{1,4}", item) and 1 <= int(item) <= most for item in items):
+        raise SettingsError(f"--tokens {text!r}: accepted are numbers from 1 to {most}, separated by commas")
     return tuple(map(int, items))
 
 

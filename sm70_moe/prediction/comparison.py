@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from sm70_moe.decision import Plain
-from sm70_moe.errors import SettingsError
+from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.prediction.fused import fused_parts
 from sm70_moe.prediction.hardware import Gpu, Range
-from sm70_moe.prediction.layer import works_of
+from sm70_moe.prediction.layer import call_of, checked, works_of
 from sm70_moe.prediction.measurements import OURS, PLAIN, Measured, Run
 from sm70_moe.prediction.parameters import Fitted
 from sm70_moe.prediction.program import Program
-from sm70_moe.prediction.spread import time_range
+from sm70_moe.prediction.spread import range_of, time_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Compared:
     def record(self) -> dict[str, Plain]:
         row = self.row
         return {
-            **{name: getattr(row, name) for name in ("part", "metadata", "tokens", "routing", "distinct")},
+            **{name: getattr(row, name) for name in ("arm", "part", "metadata", "tokens", "routing", "distinct")},
             "measured": round(self.measured, 3),
             "predicted": {name: round(value, 3) for name, value in asdict(self.predicted).items()},
             "inside": self.inside,
@@ -43,16 +44,42 @@ class Compared:
         }
 
 
-def compare(run: Run, program: Program, geometry: Geometry, gpu: Gpu, fitted: Fitted) -> tuple[Compared, ...]:
-    """Every row of our kernels in a graph with plain launches. Raises SettingsError if there is none."""
-    rows = [row for row in run.rows if (row.arm, row.launch) == (OURS, PLAIN)]
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Rows beside their predictions, and why others have none."""
+
+    rows: tuple[Compared, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def inside(self) -> bool:
+        return all(row.inside for row in self.rows)
+
+
+def compare(run: Run, program: Program, geometry: Geometry, gpu: Gpu, fitted: Fitted) -> Comparison:
+    """Every row of our kernels in a graph with plain launches, or with one. Raises SettingsError if there is none.
+
+    A row whose kernels the build does not have is missing; BackendError if all are.
+    """
+    rows = [row for row in run.rows if (row.arm, row.launch) == (OURS, PLAIN) or checked(row)]
     if not rows:
         raise SettingsError(f"{run.source}: no rows of arm {OURS!r} with {PLAIN!r} launches to compare with")
-    return tuple(
-        Compared(
-            row,
-            row.microseconds - run.separator(row),
-            time_range(works_of(program, geometry, gpu, row), gpu, fitted),
-        )
-        for row in rows
-    )
+    found, missing = [], []
+    for row in rows:
+        try:
+            predicted = predict(row, program, geometry, gpu, fitted)
+        except BackendError as error:
+            missing.append(f"{row.name}: {error}")
+        else:
+            found.append(Compared(row, row.microseconds - run.separator(row), predicted))
+    if not found:
+        raise BackendError("; ".join(missing))
+    return Comparison(tuple(found), tuple(missing))
+
+
+def predict(row: Measured, program: Program, geometry: Geometry, gpu: Gpu, fitted: Fitted) -> Range:
+    """Microseconds of what a row timed. Raises BackendError where the build does not have it."""
+    if not checked(row):
+        return time_range(works_of(program, geometry, gpu, row), gpu, fitted)
+    fused = program.fused(call_of(geometry, row), gpu)
+    return range_of(lambda setting: fused_parts(fused, setting).total, fused.works, gpu, fitted)

@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from sm70_moe.errors import SettingsError
 from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.prediction.fused import fused_parts
 from sm70_moe.prediction.hardware import GPUS, Gpu
-from sm70_moe.prediction.layer import judged, microseconds, works_of
+from sm70_moe.prediction.layer import call_of, checked, judged, microseconds, works_of
 from sm70_moe.prediction.measurements import FLOOR, Measured, Run
+from sm70_moe.prediction.model import Setting
 from sm70_moe.prediction.parameters import BOUNDS, NAMES, Fitted, Parameters
 from sm70_moe.prediction.program import Program
 from sm70_moe.prediction.work import Work
@@ -127,6 +129,19 @@ def fit(run: Run, program: Program, geometry: Geometry, gpu: Gpu, date: str) -> 
 
 def errors_of(points: Sequence[Point], gpu: Gpu, parameters: Parameters) -> dict[str, float]:
     return {point.row.name: round(point.error(gpu, parameters), 4) for point in points}
+
+
+def with_checks(fitted: Fitted, run: Run, program: Program, geometry: Geometry, gpu: Gpu) -> Fitted:
+    """The same numbers beside rows that they were not fitted to: our kernel in one launch.
+
+    Raises BackendError where the build does not have it for one of these rows.
+    """
+    setting = Setting.likely(gpu, fitted.parameters)
+    errors = {}
+    for row in filter(checked, run.rows):
+        time = fused_parts(program.fused(call_of(geometry, row), gpu), setting).total
+        errors[row.name] = round((run.separator(row) + time) / row.microseconds - 1, 4)
+    return replace(fitted, checks=errors)
 
 
 def write_fitted(fitted: Fitted, path: Path) -> None:

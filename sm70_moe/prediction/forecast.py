@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from sm70_moe.decision import Plain
+from sm70_moe.errors import BackendError
+from sm70_moe.kernels.native.steps import FUSED, STEPS
+from sm70_moe.prediction.fused import Fused, FusedParts, fused_parts
 from sm70_moe.prediction.hardware import Gpu, Range
 from sm70_moe.prediction.model import ISSUE, LAUNCH, Parts, Setting, busiest_port, parts_of
 from sm70_moe.prediction.parameters import Fitted
 from sm70_moe.prediction.program import Program
-from sm70_moe.prediction.spread import time_range
+from sm70_moe.prediction.spread import layer_time, range_of, sampled, time_range
 from sm70_moe.prediction.work import Call, Work
 
 PREDICTED = "predicted, never run on a V100"
@@ -33,10 +36,25 @@ class Gains:
 
 
 @dataclass(frozen=True, slots=True)
+class OneLaunch:
+    """The call as one kernel, in microseconds; `saved` against two plain launches, less than 0 if it loses."""
+
+    parts: FusedParts
+    time: Range
+    saved: Range
+
+    def record(self) -> dict[str, Plain]:
+        ranges = {"microseconds": self.time, "saved": self.saved}
+        rounded = {key: {n: round(v, 3) for n, v in asdict(value).items()} for key, value in ranges.items()}
+        return {**rounded, "parts": self.parts.record()}
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """One call on one GPU: the kernels' parts in order, and the time of a layer in microseconds.
 
     `nominal` and `reached` are the floors: all bytes at the GPU's nominal bandwidth, and at what kernels reach.
+    `fused` is the same in one launch, for one token; where that cannot be predicted, `missing` says why.
     """
 
     gpu: Gpu
@@ -46,6 +64,8 @@ class Forecast:
     time: Range
     nominal: float
     reached: float
+    fused: OneLaunch | None
+    missing: str
 
     @property
     def label(self) -> str:
@@ -53,6 +73,7 @@ class Forecast:
         return PREDICTED if self.gpu.architecture == "sm_70" else f"a model of {self.gpu.title}, not a measurement"
 
     def record(self) -> dict[str, Plain]:
+        fused = {FUSED: self.fused.record() if self.fused else None, "missing": self.missing} if self.has_fused else {}
         return {
             "label": self.label,
             "gpu": self.gpu.name,
@@ -64,7 +85,13 @@ class Forecast:
             "floor_nominal": round(self.nominal, 3),
             "floor_reached": round(self.reached, 3),
             "kernels": [kernel_record(p, g, self.gpu) for p, g in zip(self.parts, self.gains, strict=True)],
+            **fused,
         }
+
+    @property
+    def has_fused(self) -> bool:
+        """Is there such a kernel for so many tokens?"""
+        return STEPS[FUSED].first <= self.call.tokens <= STEPS[FUSED].last
 
 
 def forecast(program: Program, call: Call, gpu: Gpu, fitted: Fitted) -> Forecast:
@@ -72,6 +99,11 @@ def forecast(program: Program, call: Call, gpu: Gpu, fitted: Fitted) -> Forecast
     works = program.works(call, gpu.architecture)
     setting = Setting.likely(gpu, fitted.parameters)
     total = sum(work.bytes for work in works) / 1e3
+    fused, missing = None, ""
+    try:
+        fused = one_launch(program.fused(call, gpu), works, gpu, fitted)
+    except BackendError as error:
+        missing = str(error)
     return Forecast(
         gpu=gpu,
         call=call,
@@ -80,6 +112,21 @@ def forecast(program: Program, call: Call, gpu: Gpu, fitted: Fitted) -> Forecast
         time=time_range(works, gpu, fitted),
         nominal=total / gpu.bandwidth,
         reached=total / setting.reached,
+        fused=fused,
+        missing=missing,
+    )
+
+
+def one_launch(fused: Fused, two: Sequence[Work], gpu: Gpu, fitted: Fitted) -> OneLaunch:
+    """One launch, and what it saves against two: the same setting for both, so that what is common cancels."""
+
+    def time(setting: Setting) -> float:
+        return fused_parts(fused, setting).total
+
+    return OneLaunch(
+        parts=fused_parts(fused, Setting.likely(gpu, fitted.parameters)),
+        time=range_of(time, fused.works, gpu, fitted),
+        saved=sampled(lambda setting: layer_time(two, setting) - time(setting), gpu, fitted),
     )
 
 

@@ -40,6 +40,15 @@ class Range:
     high: float
 
 
+TRIPS = Range(2.5, 3.5, 6.0)
+"""Assumed: nobody's measurement. From the last block's results in L2 to the next activations: the arrival half a
+trip to one, as nothing comes back; the poll that sees it one to two, since one on its way may just have missed it;
+the activations one. The rest is for fences: what L1 holds is given up at each poll, and Volta's are said to be slow."""
+
+ARRIVAL = Range(0.0, 1.0, 2.0)
+"""Assumed: L2 takes one atomic addition of a word in a cycle or two; none if the blocks arrive one by one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU. Latencies in cycles, bandwidth in GB/s, clock in GHz, launches in microseconds.
@@ -47,6 +56,7 @@ class Gpu:
     `shared` counts bytes, `registers` words of 4 bytes, both of one multiprocessor, as are `schedulers`, `warps`
     and `blocks`. `l2_bandwidth` is that of reading the cache. `reached` are the GB/s that kernels get out of
     `bandwidth`, and `launch` what one kernel of a graph costs beyond its work; None where the fit gives it.
+    A barrier of the whole grid costs `trips` times the way to L2 and back, and `arrival` cycles for each block.
     """
 
     name: str
@@ -66,6 +76,8 @@ class Gpu:
     l2_latency: Range
     dram_latency: Range
     ports: Mapping[str, Port]
+    trips: Range
+    arrival: Range
 
 
 VOLTA_PORTS: Mapping[str, Port] = MappingProxyType(
@@ -114,6 +126,8 @@ def _v100(name: str, title: str, clock: Range) -> Gpu:
         # volta: 375 with a hit of the TLB, 1,029 with a miss; banks of many layers are larger than it covers
         dram_latency=Range(375, 600, 1029),
         ports=VOLTA_PORTS,
+        trips=TRIPS,
+        arrival=ARRIVAL,
     )
 
 
@@ -142,6 +156,8 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
             l2_latency=Range(200, 263, 300),  # hopper (H100)
             dram_latency=Range(480, 660, 1000),  # hopper: 479 on an H100 with hits of the TLB
             ports=HOPPER_PORTS,
+            trips=TRIPS,
+            arrival=ARRIVAL,
         ),
     }
 )

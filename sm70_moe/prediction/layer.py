@@ -7,7 +7,7 @@ from dataclasses import replace
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.layout import Metadata
 from sm70_moe.prediction.hardware import Gpu
-from sm70_moe.prediction.measurements import BOTH, DEPENDENT, FLOOR, OURS, PLAIN, ROOFLINE, SEPARATOR, Measured
+from sm70_moe.prediction.measurements import BOTH, DEPENDENT, FLOOR, FUSED, OURS, PLAIN, ROOFLINE, SEPARATOR, Measured
 from sm70_moe.prediction.model import Parts, Setting, parts_of, roofline
 from sm70_moe.prediction.parameters import Parameters
 from sm70_moe.prediction.program import Program
@@ -43,3 +43,8 @@ def microseconds(row: Measured, works: tuple[Work, ...], gpu: Gpu, fitted: Param
 def judged(row: Measured) -> bool:
     """Is a row used in a fit? With dependent launch only ours: floors and rooflines overlap whole layers then."""
     return row.arm == OURS or (row.arm in (FLOOR, ROOFLINE) and row.launch == PLAIN)
+
+
+def checked(row: Measured) -> bool:
+    """Is a row one to judge a fit by, that no fit uses? One launch instead of two."""
+    return (row.arm, row.launch, row.part) == (FUSED, PLAIN, BOTH)

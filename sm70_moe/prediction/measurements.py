@@ -14,8 +14,8 @@ from sm70_moe.prediction.routing import KINDS
 
 SCHEMA = 1
 
-SEPARATOR, FLOOR, ROOFLINE, OURS = "separator", "floor", "roofline", "ours"
-ARMS = (SEPARATOR, FLOOR, ROOFLINE, OURS)
+SEPARATOR, FLOOR, ROOFLINE, OURS, FUSED = "separator", "floor", "roofline", "ours", "fused"
+ARMS = (SEPARATOR, FLOOR, ROOFLINE, OURS, FUSED)
 PLAIN, DEPENDENT = "plain", "dependent"
 BOTH = "both"
 

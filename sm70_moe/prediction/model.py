@@ -31,7 +31,7 @@ LAUNCH, FIRST, BYTES, ISSUE, TENSOR, TAIL = "launch", "first touch", "bytes", "i
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A GPU as it runs at one moment: GHz, GB/s, cycles, microseconds of a launch."""
+    """A GPU as it runs at one moment: GHz, GB/s, cycles, microseconds of a launch, trips of a barrier."""
 
     gpu: Gpu
     clock: float
@@ -42,6 +42,8 @@ class Setting:
     efficiency: float
     serial: float
     latency: float
+    trips: float
+    arrival: float
 
     @classmethod
     def likely(cls, gpu: Gpu, fitted: Parameters) -> Setting:
@@ -56,6 +58,8 @@ class Setting:
             efficiency=fitted.efficiency,
             serial=fitted.serial,
             latency=fitted.latency,
+            trips=gpu.trips.likely,
+            arrival=gpu.arrival.likely,
         )
 
     def microseconds(self, cycles: float) -> float:
@@ -93,10 +97,10 @@ class Parts:
         return max(found, key=lambda name: found[name])
 
 
-def parts_of(work: Work, setting: Setting) -> Parts:
-    """One kernel in a graph, started when the one before it has ended."""
+def parts_of(work: Work, setting: Setting, resident: int | None = None) -> Parts:
+    """One kernel in a graph, started when the one before it has ended; `resident` where its blocks have other sizes."""
     gpu = setting.gpu
-    resident = resident_blocks(gpu, work.warps * 32, work.registers, work.shared)
+    resident = resident or resident_blocks(gpu, work.warps * 32, work.registers, work.shared)
     first = setting.microseconds(setting.latency * (setting.l2_cycles + setting.dram_cycles))
     streamed = max(work.bytes / setting.reached, work.cached(gpu.multiprocessors) / gpu.l2_bandwidth) / 1e3
     share = fullest(work, gpu)

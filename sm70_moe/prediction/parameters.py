@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,7 +35,7 @@ class Parameters:
     hidden: float
 
 
-NAMES = tuple(field.name for field in fields(Parameters))
+NAMES = tuple(each.name for each in fields(Parameters))
 
 BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
@@ -56,6 +56,7 @@ class Fitted:
 
     `residuals` are model / measured - 1 by row; `left_out` the same by number of tokens, where all rows with
     so many tokens but the floors were kept from the fit. `spread` is the root of the mean square of those.
+    `checks` are errors of rows that no fit uses: our kernel in one launch.
     """
 
     parameters: Parameters
@@ -66,6 +67,7 @@ class Fitted:
     source: str
     residuals: Mapping[str, float]
     left_out: Mapping[str, Mapping[str, float]]
+    checks: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def spread(self) -> float:
@@ -94,7 +96,13 @@ class Fitted:
             raise ValueError(f"schema {record['schema']!r}, accepted is {SCHEMA}")
         made = {name: float(record["parameters"][name]) for name in NAMES}
         texts = {name: str(record[name]) for name in ("gpu", "build", "code", "date", "source")}
-        return cls(Parameters(**made), **texts, residuals=record["residuals"], left_out=record["left_out"])
+        return cls(
+            Parameters(**made),
+            **texts,
+            residuals=record["residuals"],
+            left_out=record["left_out"],
+            checks=dict(record.get("checks", {})),
+        )
 
 
 def load_fitted(path: Path = FITTED) -> Fitted:

@@ -14,9 +14,12 @@ from sm70_moe.kernels.build.manifest import Manifest, load_manifests
 from sm70_moe.kernels.machinecode.census import Census, census
 from sm70_moe.kernels.machinecode.elf import Cubin
 from sm70_moe.kernels.machinecode.flow import flow
+from sm70_moe.kernels.machinecode.tasks import tasks
 from sm70_moe.kernels.native.launch import Step
-from sm70_moe.kernels.native.steps import STEPS, Case
+from sm70_moe.kernels.native.steps import FUSED, STEPS, Case
 from sm70_moe.layout import BankLayout, BankShape, Metadata
+from sm70_moe.prediction.fused import Fused, fused_of
+from sm70_moe.prediction.hardware import Gpu
 from sm70_moe.prediction.work import Call, Image, Work, work_of
 
 PARTS: Mapping[str, str] = {"decode_w13": "w13", "decode_w2": "w2"}
@@ -33,10 +36,15 @@ def steps_of(call: Call, architecture: str) -> tuple[Step, ...]:
     route = next((STEPS[n] for n in BACKENDS if STEPS[n].first <= call.tokens <= STEPS[n].last), None)
     if route is None:
         raise SettingsError(f"tokens {call.tokens}: accepted are 1 to {MOST_TOKENS}, which have native kernels")
+    return route.steps(case_of(call, architecture))
+
+
+def case_of(call: Call, architecture: str) -> Case:
+    """What the package plans a call by: banks in octets, plain launches."""
     geometry = call.geometry
     layout = BankLayout("octet32", Metadata(call.metadata), geometry.group, interleaved=True, batched=True)
     shape = BankShape(geometry.experts, geometry.hidden, geometry.intermediate)
-    return route.steps(Case(shape, layout, geometry.top_k, call.tokens, architecture, dependent=False))
+    return Case(shape, layout, geometry.top_k, call.tokens, architecture, dependent=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,18 @@ class Program:
         """The call's kernels in order. Raises BackendError for those that are not modelled."""
         return tuple(self._work(call, step, architecture) for step in self.steps(call, architecture))
 
+    def fused(self, call: Call, gpu: Gpu) -> Fused:
+        """The call in one launch. Raises BackendError that says what is missing where it cannot be read."""
+        route = STEPS[FUSED]
+        if not route.first <= call.tokens <= route.last or call.metadata not in route.metadata:
+            raise BackendError(
+                f"no kernel in one launch for M = {call.tokens} and {call.metadata} metadata; accepted are M = "
+                f"{route.first} to {route.last}, {', '.join(route.metadata)}"
+            )
+        (step,) = route.steps(case_of(call, gpu.architecture))
+        cubin, found = self._kernel(call.geometry, step, gpu.architecture)
+        return fused_of(call, tasks(cubin, step.kernel), found, step.grid[0], gpu)
+
     def _work(self, call: Call, step: Step, architecture: str) -> Work:
         if step.source not in PARTS:
             raise BackendError(f"kernel {step.kernel!r} of {step.source!r} is not modelled; accepted are {list(PARTS)}")
@@ -81,7 +101,10 @@ class Program:
         return work_of(call, PARTS[step.source], Image(way, architecture, found.registers, shared, threads, grid))
 
     def _kernel(self, geometry: Geometry, step: Step, architecture: str) -> tuple[Cubin, Census]:
-        manifest = self.manifests[step.source]
+        manifest = self.manifests.get(step.source)
+        if manifest is None:
+            there = ", ".join(self.manifests)
+            raise BackendError(f"no source {step.source!r} with build {self.cubins.id[:16]}; there are {there}")
         axes = {axis.name: next(iter(axis.values)) for axis in manifest.axes} | dict(step.axes)
         image = self.cubins.find(step.source, architecture, geometry.record(), axes)
         key = image.digest, step.kernel

@@ -162,7 +162,7 @@ def _times(image: Image, role: Role, entered: bool, shared_out: Mapping[Role, fl
     """How many warps run a stretch, each as often as it does."""
     if role is Role.ALL:
         return image.warps
-    if role is Role.ONE:
+    if role in (Role.ONE, Role.WAITING):
         return 1
     if role is Role.PRODUCT:
         return image.warps * (1 if entered else _rounds(image, steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -47,6 +48,38 @@ def test_write_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         write("--json", tmp_path / "x", b"two")
     assert (tmp_path / "x").read_bytes() == b"one"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """As /dev/null, or a pipe that somebody reads."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SettingsError, match=r"--json .*pipe"):
+        check_target("--json", tmp_path / "pipe")
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    """The link stays; one that leads nowhere is named."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "elsewhere" / "x.json")
+    check_target("--json", tmp_path / "link.json")
+    write("--json", tmp_path / "link.json", b"one")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "elsewhere" / "x.json").read_bytes() == b"one"
+    (tmp_path / "astray.json").symlink_to(tmp_path / "absent" / "x.json")
+    with pytest.raises(SettingsError, match=r"--json .*astray"):
+        check_target("--json", tmp_path / "astray.json")
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a part nor a broken file."""
+
+    def interrupted(part: str, whole: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write("--json", tmp_path / "x", b"one")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,10 @@ NAMES = {"/home/ann lee": "<path>", "ann lee": "<user>", "box17": "<host>", "box
         (r"C:\Users\ann\x is there", "<path> is there"),
         ("octet32/4-byte/group-32/interleaved/batched", "octet32/4-byte/group-32/interleaved/batched"),
         ("800 GB/s at M = 1 / 2", "800 GB/s at M = 1 / 2"),
+        ("BOX17 said no", "<host> said no"),
+        ("GPU-7f3a1b2c-1234-abcd-9876-0123456789ab is lost", "<uuid> is lost"),
+        ("GPU at 00000000:3B:00.0 fell off, 3b:00.0 too", "GPU at <bus> fell off, <bus> too"),
+        ("0.5 at 4:3 or 12:30", "0.5 at 4:3 or 12:30"),
         ("box17", "box17"),
     ],
 )
@@ -51,6 +55,36 @@ def test_every_text_of_a_record_is_looked_at() -> None:
 def test_own_names() -> None:
     """This machine's and this user's."""
     assert str(Path.home()) in own_names()
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container: no entry for the user, no home or the root folder. A report is made all the same."""
+
+    def nobody(cls: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", classmethod(nobody))
+    assert "<path>" not in own_names().values()
+    monkeypatch.setattr(Path, "home", classmethod(lambda cls: Path("/")))
+    assert anonymous("at M = 1 / 2") == "at M = 1 / 2"
+
+
+def test_a_short_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts may have it without its domain."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "node9.cluster.example")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "node9.cluster.example")
+    assert {"node9", "node9.cluster.example"} <= own_names().keys()
+    monkeypatch.setattr(socket, "gethostname", lambda: "10.0.0.7")
+    assert "10" not in own_names()
+
+
+def test_a_folder_of_kernels_below_the_working_folder(rehearse) -> None:
+    """It does not look like a path, but settings say that it is one."""
+    stage = rehearse("sm_90", SM70_MOE_KERNELS="ann/own")
+    result = run(stage.plan, SMALL, stage.place, "ann/own: no native build", lambda what: None)
+    text = json.dumps(reported(result, stage.plan, "ann/own: no native build"))
+    assert "<path>: no native build" in text
+    assert "ann/own" not in text
 
 
 @pytest.fixture

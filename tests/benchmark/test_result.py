@@ -86,6 +86,36 @@ def test_files_that_are_no_result(tmp_path: Path, text: str) -> None:
         load_result(tmp_path / "odd.json")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"microseconds": float("nan")},
+        {"microseconds": float("inf")},
+        {"microseconds": -1.0},
+        {"microseconds": 0.0},
+        {"microseconds": "fast"},
+        {"microseconds": None},
+        {"tokens": "4"},
+        {"samples": [1.0, float("nan")]},
+        {"samples": 3},
+        {"verdict": 1},
+    ],
+)
+def test_rows_that_are_none(result: Result, tmp_path: Path, changes: dict[str, object]) -> None:
+    """Wrong types, and times that no device can take."""
+    record = result.record()
+    (tmp_path / "odd.json").write_text(json.dumps(record | {"rows": [{**record["rows"][0], **changes}]}))
+    with pytest.raises(SettingsError, match=r"odd\.json.*Row"):
+        load_result(tmp_path / "odd.json")
+
+
+def test_a_file_without_end(tmp_path: Path) -> None:
+    """Brackets that open and open are an error like any other."""
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    with pytest.raises(SettingsError, match=r"deep\.json"):
+        load_result(tmp_path / "deep.json")
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"absent\.json"):
         load_result(tmp_path / "absent.json")

@@ -82,7 +82,15 @@ def test_without_a_gpu(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("arguments", "word"),
     [
         (("--tokens", "0"), "--tokens"),
-        (("--tokens", "65"), "64"),
+        (("--tokens", "65"), "--tokens '65'"),
+        (("--tokens", "1,2,1"), "tokens 1"),
+        (("--metadata", ""), "''"),
+        (("--metadata", "3-byte,3-byte"), "'3-byte'"),
+        (("--routing", "uniform,uniform"), "'uniform'"),
+        (("--layers", "1000000000"), "1000000000"),
+        (("--samples", "1000000000"), "1000000000"),
+        (("--json", "x.json", "--report", "./x.json"), "--json"),
+        (("--policy", ""), "''"),
         (("--metadata", "5-byte"), "'5-byte'"),
         (("--routing", "zipf"), "'zipf'"),
         (("--samples", "3"), "at least 7"),
@@ -126,6 +134,28 @@ def test_without_torch(command, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = command("bench")
     assert ended.code == 2
     assert "sm70-moe[torch]" in ended.err
+
+
+def test_a_flag_that_cannot_be_had(command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`1` fails closed here too, with every reason."""
+    monkeypatch.setattr(bench, "probe", lambda **_: fake_machine(build="missing"))
+    monkeypatch.setattr(bench, "check_gpu", lambda device, machine: None)
+    monkeypatch.setattr("sm70_moe.benchmark.place.Place.cuda", lambda device: None)
+    monkeypatch.setenv("SM70_MOE_FUSED_DECODE", "1")
+    ended = command("bench")
+    assert ended.code == 2
+    assert all(word in ended.err for word in ("fused_decode", "SM70_MOE_FUSED_DECODE", "needs qpn_m1", "native build"))
+
+
+def test_variables_that_nobody_knows(command, on_gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning that has the nearest name; an error in strict mode."""
+    on_gpu(RESULT)
+    monkeypatch.setenv("SM70_MOE_FUSED_DECOD", "1")
+    ended = command("bench")
+    assert ended.code == 0
+    assert "SM70_MOE_FUSED_DECODE" in ended.err
+    monkeypatch.setenv("SM70_MOE_STRICT", "1")
+    assert command("bench").code == 2
 
 
 def test_what_is_printed(command, on_gpu) -> None:
@@ -183,6 +213,25 @@ def test_a_picture(command, on_gpu, tmp_path: Path) -> None:
     on_gpu(RESULT)
     assert command("bench", "--plot", tmp_path / "x.svg").code == 0
     assert (tmp_path / "x.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_files_are_written_first(command, on_gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A reader that closes the pipe does not cost the measurement; a full disk does not cost the table."""
+    on_gpu(RESULT)
+    ended = command("bench", "--report", tmp_path / "y.json", "--plot", tmp_path / "gone" / "x.svg")
+    assert ended.code == 2
+    monkeypatch.setattr(bench, "check_files", lambda *_: None)
+    ended = command("bench", "--report", tmp_path / "y.json", "--json", tmp_path / "gone" / "x.json")
+    assert ended.code == 2
+    assert "9.75" in ended.out
+
+    def closed(result: Result) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(bench, "show", closed)
+    with pytest.raises((BrokenPipeError, SystemExit)):
+        command("bench", "--report", tmp_path / "z.json", "--json", tmp_path / "x.json")
+    assert {path.name for path in tmp_path.iterdir()} == {"x.json", "y.json", "z.json"}
 
 
 @pytest.mark.gpu

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sm70_moe.errors import BackendError
+from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.manifest import load_manifests
+from sm70_moe.kernels.machinecode.census import Census
+from sm70_moe.kernels.machinecode.elf import Cubin
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.prediction.program import Program, steps_of
 from sm70_moe.prediction.work import Call
 
 DATA = Path(__file__).parents[1] / "data" / "prediction"
 BUILD, RUN = DATA / "build", DATA / "h200-run9.json"
+ONE_LAUNCH = DATA / "one-launch" / "build"
 
 
 def frozen_steps(call: Call, architecture: str) -> tuple[Step, ...]:
@@ -32,6 +40,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Program.open
 
     def opened(folder: Path | None, architecture: str) -> Program:
+        if folder == ONE_LAUNCH:
+            return replace(real(folder, architecture), manifests=load_manifests(folder.parent / "manifests"))
         return replace(real(folder, architecture), manifests=load_manifests(DATA / "manifests"), steps=frozen_steps)
 
     monkeypatch.setattr(Program, "open", opened)
@@ -69,6 +79,105 @@ def test_table_has_a_row_for_each_kernel(command, fitted: Path) -> None:
     rows = [line.split()[:2] for line in ended.out.splitlines()[4:]]
     assert rows[:4] == [["1", "w13_1"], ["1", "w2_1"], ["8", "w13_8"], ["8", "w2_8"]]
     assert [row[0] for row in rows[5:7]] == ["1", "8"]
+
+
+def test_one_launch(command, fitted: Path) -> None:
+    """A line for one token: low, likely and high, and what it saves; the same in JSON."""
+    arguments = ("predict", "--kernels", ONE_LAUNCH, "--fitted", fitted, "--tokens", 1)
+    (line,) = [line for line in command(*arguments).out.splitlines() if line.startswith("fused_decode, M = 1: ")]
+    assert re.search(r": [\d.]+ [\d.]+ [\d.]+, saves [\d.]+ \(-?[\d.]+ to [\d.]+\) against two launches", line)
+    (made,) = json.loads(command(*arguments, "--json").out)["predictions"]
+    times = made["fused_decode"]["microseconds"]
+    assert made["floor_nominal"] <= times["low"] <= times["likely"] <= times["high"]
+    saved = made["fused_decode"]["saved"]["likely"]
+    assert saved == pytest.approx(made["microseconds"]["likely"] - times["likely"], abs=2e-3)
+    assert f"saves {saved:.1f}" in line
+    parts = made["fused_decode"]["parts"]
+    assert (parts["registers"], parts["blocks"], parts["resident_blocks"]) == (64, 400, 5)
+    assert {part: row["most_per_block"] for part, row in parts["tasks"].items()} == {"w13": 1, "w2": 1}
+
+
+def test_build_without_one_launch(command, fitted: Path) -> None:
+    """It is said, and the rest is there."""
+    arguments = ("predict", "--kernels", BUILD, "--fitted", fitted)
+    ended = command(*arguments)
+    assert ended.code == 0
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("fused_decode")]
+    assert "not predicted" in line
+    assert "decode_fused" in line
+    assert [row["tokens"] for row in json.loads(command(*arguments, "--json").out)["predictions"]] == [1, 2, 4, 8]
+
+
+def lacking(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    """A build whose images do not hold one of the kernels."""
+    real = Program._kernel
+
+    def found(self: Program, geometry: Geometry, step: Step, architecture: str) -> tuple[Cubin, Census]:
+        if step.kernel == kernel:
+            raise BackendError(f"an image has no kernel {kernel!r}; build again")
+        return real(self, geometry, step, architecture)
+
+    monkeypatch.setattr(Program, "_kernel", found)
+
+
+def test_a_missing_version_costs_its_row_only(command, fitted: Path, monkeypatch) -> None:
+    """The number of tokens and the kernel are named; with no row left it is an error."""
+    lacking(monkeypatch, "w2_4")
+    arguments = ("predict", "--kernels", BUILD, "--fitted", fitted)
+    ended = command(*arguments, "--tokens", 1, "--tokens", 4)
+    assert ended.code == 0
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("M = 4")]
+    assert "w2_4" in line
+    report = json.loads(command(*arguments, "--tokens", 1, "--tokens", 4, "--json").out)
+    assert [row["tokens"] for row in report["predictions"]] == [1]
+    assert [row["tokens"] for row in report["missing"]] == [4]
+    alone = command(*arguments, "--tokens", 4)
+    assert alone.code == 2
+    assert "w2_4" in alone.err
+
+
+@pytest.mark.parametrize(("metadata", "named"), [("3-byte", "decode_w13"), ("2.5-byte", "decode_w13")])
+def test_metadata_that_was_not_built(command, fitted: Path, metadata: str, named: str) -> None:
+    """Nothing is left to predict: an error that names the source and what there is."""
+    ended = command("predict", "--kernels", ONE_LAUNCH, "--fitted", fitted, "--metadata", metadata)
+    assert ended.code == 2
+    assert named in ended.err
+    assert metadata in ended.err
+
+
+def run_with_fused(path: Path) -> Path:
+    """The measurements with a row of one launch."""
+    record = json.loads(RUN.read_text())
+    row = next(r for r in record["rows"] if (r["arm"], r["part"], r["tokens"]) == ("ours", "both", 1))
+    record["rows"].append(row | {"arm": "fused", "launch": "plain", "metadata": "4-byte", "routing": "uniform"})
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_fit_checks_one_launch(command, fitted: Path, tmp_path: Path, monkeypatch) -> None:
+    """A row of one launch changes no number; how far the model is off for it is said, also by later predictions."""
+    measured = run_with_fused(tmp_path / "bench.json")
+    real = Program.fused
+    own = Program.open(ONE_LAUNCH, "sm_90")
+    monkeypatch.setattr(Program, "fused", lambda self, call, gpu: real(own, call, gpu))
+    ended = command("predict", "--kernels", BUILD, "--fit", measured, tmp_path / "out.json")
+    assert ended.code == 0, ended.err
+    assert "fused plain both 4-byte M=1 uniform" in ended.out
+    before, after = (json.loads(path.read_text()) for path in (fitted, tmp_path / "out.json"))
+    assert list(after["checks"]) == ["fused plain both 4-byte M=1 uniform"]
+    assert (after["parameters"], after["residuals"]) == (before["parameters"], before["residuals"])
+    shown = command("predict", "--kernels", BUILD, "--fitted", tmp_path / "out.json", "--tokens", 2)
+    assert "a check and not fitted" in shown.out
+
+
+def test_fit_on_a_build_without_one_launch(command, fitted: Path, tmp_path: Path) -> None:
+    """The fit is made all the same, and why nothing was checked is said."""
+    ended = command("predict", "--kernels", BUILD, "--fit", run_with_fused(tmp_path / "b.json"), tmp_path / "out.json")
+    assert ended.code == 0, ended.err
+    assert "not checked" in ended.out
+    assert "decode_fused" in ended.out
+    before, after = (json.loads(path.read_text()) for path in (fitted, tmp_path / "out.json"))
+    assert (after["parameters"], after["checks"]) == (before["parameters"], {})
 
 
 def test_json(command, fitted: Path) -> None:
@@ -136,3 +245,18 @@ def test_no_build(command, tmp_path: Path) -> None:
     ended = command("predict", "--kernels", tmp_path)
     assert ended.code == 2
     assert "no native build" in ended.err
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sm70_moe.cli.app",
+        "from sm70_moe.cli.app import app; app(['explain', '--help'], standalone_mode=False)",
+        "import sm70_moe.cli.explain, sm70_moe.explanation",
+    ],
+)
+def test_other_commands_need_no_numpy(code: str) -> None:
+    """The model's modules take numpy; the program and `explain` are there without, and without torch."""
+    ask = f"import sys; {code}; sys.exit(str([n for n in ('numpy', 'torch') if n in sys.modules] or ''))"
+    ended = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    assert ended.stderr.strip() == ""

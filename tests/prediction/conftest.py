@@ -60,6 +60,27 @@ def hopper(frozen: Path) -> Program:
 
 
 @pytest.fixture(scope="session")
+def one_launch() -> Path:
+    """All three decode kernels of 29 November 2026, first contract, 4-byte metadata, sm_70 and sm_90."""
+    return DATA / "one-launch" / "build"
+
+
+def with_fused(folder: Path, architecture: str) -> Program:
+    """That build with its own manifests; what is launched for one token follows from the sizes alone."""
+    return replace(Program.open(folder, architecture), manifests=load_manifests(folder.parent / "manifests"))
+
+
+@pytest.fixture(scope="session")
+def volta_fused(one_launch: Path) -> Program:
+    return with_fused(one_launch, "sm_70")
+
+
+@pytest.fixture(scope="session")
+def hopper_fused(one_launch: Path) -> Program:
+    return with_fused(one_launch, "sm_90")
+
+
+@pytest.fixture(scope="session")
 def run() -> Run:
     return load_run(DATA / "h200-run9.json")
 

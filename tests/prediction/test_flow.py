@@ -9,6 +9,7 @@ from sm70_moe.kernels.machinecode.branches import distance, instructions
 from sm70_moe.kernels.machinecode.elf import Cubin
 from sm70_moe.kernels.machinecode.flow import Role, flow
 from sm70_moe.kernels.machinecode.pipes import Pipe, pipe_of
+from sm70_moe.kernels.machinecode.tasks import tasks
 from sm70_moe.prediction.program import Program
 
 
@@ -108,6 +109,42 @@ def test_blocks_without_work_leave_early(volta: Program) -> None:
     found = flow(cubin(volta, "decode_w13", "sm_70"), "w13_8")
     assert 0 < sum(found.leaving.values()) < found.counts(Role.ALL).total() / 3
     assert sum(flow(cubin(volta, "decode_w13", "sm_70"), "w13_1").leaving.values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "threads", "bound", "loops"),
+    [
+        ("sm_70", [160, 192], 192, [Role.SCALARS, Role.WAITING, Role.STAGING, Role.SUMMING, Role.STORING]),
+        ("sm_90", [160, 224], 224, [Role.SCALARS, Role.WAITING, Role.SUMMING, Role.STORING]),
+    ],
+)
+def test_tasks_of_one_launch(volta_fused, hopper_fused, architecture, threads, bound, loops) -> None:
+    """fused_1 has a loop of W13's tasks and one of W2's; in these the loops of the two kernels, and one that waits."""
+    program = volta_fused if architecture == "sm_70" else hopper_fused
+    found = tasks(cubin(program, "decode_fused", architecture), "fused_1")
+    assert [each.threads for each in found.each] == threads
+    assert found.threads == bound
+    first, second = (
+        [s.role for s in each.stretches if not s.entered and s.role not in (Role.ALL, Role.LAST)] for each in found.each
+    )
+    assert (first, second) == ([], loops)
+    assert [each.barriers for each in found.each] == [3, 5]
+
+
+def test_every_instruction_of_one_launch_is_looked_at(volta_fused: Program) -> None:
+    """What is not counted is W13's detour of slots without an expert: a store and a few around it."""
+    code = cubin(volta_fused, "decode_fused", "sm_70")
+    found = tasks(code, "fused_1")
+    counted = sum(s.total for each in found.each for s in each.stretches)
+    counted += sum(sum(counts.values()) for counts in found.once)
+    assert 0 <= len(instructions(code, "fused_1")) - counted < 20
+
+
+def test_kernels_of_two_launches_have_no_tasks(volta: Program, hopper: Program) -> None:
+    """Their loops hold products, and the results stand behind them."""
+    for program, architecture in ((volta, "sm_70"), (hopper, "sm_90")):
+        for source, kernel in (("decode_w13", "w13_8"), ("decode_w2", "w2_1"), ("decode_w2", "w2_8")):
+            assert tasks(cubin(program, source, architecture), kernel).each == ()
 
 
 def test_unknown_kernel(volta: Program) -> None:

@@ -86,7 +86,7 @@ def test_comparison(volta: Program, fitted: Fitted, call) -> None:
     """The separating kernel is taken off; a time inside of the range is called so, one outside too."""
     likely = forecast(volta, call(4), V100, fitted).time.likely
     near, far = (
-        compare(measured(time), volta, call(4).geometry, V100, fitted)[0] for time in (likely + 2.0, likely * 3)
+        compare(measured(time), volta, call(4).geometry, V100, fitted).rows[0] for time in (likely + 2.0, likely * 3)
     )
     assert near.measured == pytest.approx(likely)
     assert near.inside

@@ -102,4 +102,6 @@ def test_facts_are_ranges(gpu: str) -> None:
     found = GPUS[gpu]
     for known in (found.clock, found.l2_latency, found.dram_latency, found.reached, found.launch):
         assert known is None or known.low <= known.likely <= known.high
+    assert 0 <= found.arrival.low <= found.arrival.likely <= found.arrival.high
+    assert 1 < found.trips.low <= found.trips.likely <= found.trips.high
     assert found.reached is None or found.reached.high <= found.bandwidth

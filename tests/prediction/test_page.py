@@ -45,6 +45,8 @@ V100 = GPUS["v100-sxm2-16"]
         ("launch, us", V100.launch),
         ("L2 latency, cycles", V100.l2_latency),
         ("DRAM latency, cycles", V100.dram_latency),
+        ("barrier of the grid, trips to L2", V100.trips),
+        ("arrival of a block, cycles", V100.arrival),
     ],
 )
 def test_facts_are_those_of_the_code(name: str, known: Range) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from sm70_moe.errors import BackendError, SettingsError
+from sm70_moe.kernels.build import SOURCES
+from sm70_moe.kernels.machinecode.flow import Flow, Role, Stretch
+from sm70_moe.kernels.machinecode.pipes import Pipe
 from sm70_moe.prediction.hardware import GPUS, gpu_of
 from sm70_moe.prediction.occupancy import resident_blocks
 from sm70_moe.prediction.program import Program
-from sm70_moe.prediction.routing import Routing
+from sm70_moe.prediction.routing import SERVED, Routing
+from sm70_moe.prediction.work import Image, per_block
 
 
 @pytest.mark.parametrize(("tokens", "distinct"), [(1, 10.0), (2, 19.8), (4, 38.8), (8, 74.7)])
@@ -87,3 +93,39 @@ def test_unknown_gpu_and_routing() -> None:
         gpu_of("v200")
     with pytest.raises(SettingsError, match="overlapping"):
         Routing.of("random", 1, 10, 512)
+
+
+def test_tokens_of_a_block_are_those_of_the_source() -> None:
+    """`kServed` of w13.cuh: MOST up to four. Another number or another way of writing it fails here."""
+    found = re.findall(r"int kServed = (MOST < (\d+) \? MOST : (\d+));", (SOURCES / "w13.cuh").read_text())
+    assert [numbers for _, *numbers in found] == [[str(SERVED), str(SERVED)]]
+
+
+def looping(*stretches: Stretch) -> Image:
+    """A kernel of 3 warps."""
+    return Image(Flow("made", stretches, {}, 0, 96), "sm_70", 32, 0, 96, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("role", "items", "times"),
+    [
+        (Role.ALL, {}, 3),
+        (Role.ONE, {}, 1),
+        (Role.WAITING, {}, 1),  # one thread looks, counted once
+        (Role.OTHER, {}, 3),  # a loop without a name: once for each warp
+        (Role.STAGING, {Role.STAGING: 320}, 10),
+        (Role.STAGING, {Role.STAGING: 33}, 2),
+        (Role.LAST, {Role.LAST: 16}, 1),
+        (Role.LAST, {Role.LAST: 640}, 3),  # no loop: no warp comes twice
+    ],
+)
+def test_how_often_a_stretch_runs(role: Role, items: dict[Role, float], times: int) -> None:
+    """Warps that run it, each as often as its loop goes round."""
+    image = looping(Stretch(role, False, {Pipe.FLOAT: 7}))
+    assert per_block(image, items, 0)[Pipe.FLOAT] == 7 * times
+
+
+def test_a_loop_of_products_goes_round_until_all_steps_are_done() -> None:
+    """24 steps of 3 warps: 2 outside of the loop, 2 in it, so 3 rounds."""
+    image = looping(Stretch(Role.ALL, False, {Pipe.TENSOR: 2}), Stretch(Role.PRODUCT, False, {Pipe.TENSOR: 2}))
+    assert per_block(image, {}, 24)[Pipe.TENSOR] == 24

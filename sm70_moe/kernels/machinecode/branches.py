@@ -3,7 +3,8 @@
 A branch's distance counts from the instruction behind it. Up to sm_89 it stands in the upper half of the
 first word, in bytes; from sm_90 on its low 8 bits stand from bit 16 on and the others from bit 34 on, in
 units of 4 bytes. Both were read off NVRTC 12.9's cubins, and every branch of the decode kernels for sm_70 to sm_90
-was compared with NVIDIA's disassembler. What sm_100 and later do is not known here.
+was compared with NVIDIA's disassembler. What sm_100 and later do is not known here. A barrier has the number of threads
+that it waits for from bit 42 on, 12 bits; 0 are all of the block.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ NEW_BRANCHES, LAST_KNOWN = 90, 90
 class Instruction:
     """One instruction; `target` is the index of the one that a branch leads to.
 
-    `guarded`: it has a predicate, so that some or all threads may pass over it.
+    `guarded`: it has a predicate, so that some or all threads may pass over it. `threads` are those that a
+    barrier waits for; 0 are all of the block, and what other instructions have.
     """
 
     opcode: int
     guarded: bool
     wide: bool
     target: int | None = None
+    threads: int = 0
 
     @property
     def pipe(self) -> Pipe:
@@ -76,6 +79,7 @@ def _read(data: bytes, new: bool) -> Iterator[Instruction]:
             guarded=low >> 12 & 0xF != ALWAYS,
             wide=opcode & OPERATION == GLOBAL_LOAD and LOAD_BYTES.get(high >> 9 & 7) == WIDE,
             target=place + 1 + distance(low, new) // BYTES if opcode == BRANCH else None,
+            threads=low >> 42 & 0xFFF if opcode & OPERATION == BARRIER else 0,
         )
 
 

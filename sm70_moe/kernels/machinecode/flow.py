@@ -9,6 +9,8 @@ kernels which stream and multiply:
   warp's work: a branch around such code has to be decided by warps;
 - a loop shares its items out among the threads of a block. What it does tells what its items are
   (`Role`); their number follows from the geometry and is not read from the code;
+- a loop within a loop counts once for each round of the outer one, and one that cannot be named once;
+- a loop that only reads is one thread's, which waits for others: one warp's, counted once;
 - behind the last barrier and an exit under a condition only the threads of the last sums go on;
 - otherwise a branch is counted as not taken: an upper bound, as both sides of a divergence are run.
 """
@@ -40,6 +42,7 @@ class Role(StrEnum):
     SCALARS = "scalars"  # loop: narrow loads to shared memory
     SUMMING = "summing"  # loop: shared memory to shared memory
     STORING = "storing"  # loop: results to memory
+    WAITING = "waiting"  # loop: looks at memory until others have been there
     OTHER = "other"  # a loop of no known kind
 
 
@@ -84,7 +87,11 @@ class Flow:
 
 def flow(cubin: Cubin, kernel: str) -> Flow:
     """Cut a kernel. Raises BackendError if the cubin has no such kernel."""
-    found = code.instructions(cubin, kernel)
+    return cut(kernel, code.instructions(cubin, kernel), bound_of(cubin, kernel))
+
+
+def cut(kernel: str, found: Sequence[Instruction], threads: int) -> Flow:
+    """Cut a kernel's instructions, for blocks of so many threads (0: not known)."""
     labels = _roles(found)
     stretches: list[Stretch] = []
     start = 0
@@ -95,7 +102,7 @@ def flow(cubin: Cubin, kernel: str) -> Flow:
                 stretches.append(Stretch(*label, Counter(i.pipe for i in found[start:end])))
             start = end
     barriers = sum(i.operation == code.BARRIER for i, label in zip(found, labels, strict=True) if label)
-    return Flow(kernel, tuple(stretches), _leaving(found), barriers, _threads(cubin, kernel))
+    return Flow(kernel, tuple(stretches), _leaving(found), barriers, threads)
 
 
 Label = tuple[Role, bool] | None
@@ -112,14 +119,14 @@ def _roles(found: Sequence[Instruction]) -> list[Label]:
     for place, branch in enumerate(found):
         if branch.target is None or branch.target <= place or labels[place] is None:
             continue
-        if not branch.guarded and branch.target >= _end(found):
+        if not branch.guarded and branch.target >= end_of(found):
             continue  # the way of warps that have parted
         inside = range(place + 1, branch.target)
         label = _passed(found, inside, loops)
         if label != (Role.ALL, False):
             for at in inside:
                 labels[at] = label
-    for place in range(_end(found), len(found)):
+    for place in range(end_of(found), len(found)):
         labels[place] = None
     for first, end, role in loops:
         for at in range(first, end):
@@ -140,12 +147,19 @@ def _passed(found: Sequence[Instruction], inside: range, loops: Sequence[tuple[i
 
 
 def _loops(found: Sequence[Instruction]) -> list[tuple[int, int, Role]]:
-    """First instruction, end and role of every loop; branches back from behind the end are none."""
-    return [
-        (i.target, place + 1, _kind(found[i.target : place + 1]))
-        for place, i in enumerate(found[: _end(found)])
-        if i.target is not None and i.target <= place
-    ]
+    """First instruction, end and role of every loop; branches back from behind the end are none.
+
+    Inner loops stand before those around them. Two that overlap without that are two ways round one loop.
+    """
+    ways: list[tuple[int, int]] = []
+    for place, branch in enumerate(found[: end_of(found)]):
+        if branch.target is None or branch.target > place:
+            continue
+        first, end = branch.target, place + 1
+        while ways and ways[-1][0] < first < ways[-1][1]:
+            first = ways.pop()[0]
+        ways.append((first, end))
+    return [(first, end, _kind(found[first:end])) for first, end in ways]
 
 
 def _kind(body: Sequence[Instruction]) -> Role:
@@ -159,10 +173,12 @@ def _kind(body: Sequence[Instruction]) -> Role:
         return Role.STAGING
     if {code.GLOBAL_LOAD, code.SHARED_STORE} <= operations:
         return Role.STAGING if any(i.wide for i in body) else Role.SCALARS
-    return Role.SUMMING if {code.SHARED_LOAD, code.SHARED_STORE} <= operations else Role.OTHER
+    if {code.SHARED_LOAD, code.SHARED_STORE} <= operations:
+        return Role.SUMMING
+    return Role.WAITING if code.GLOBAL_LOAD in operations else Role.OTHER
 
 
-def _end(found: Sequence[Instruction]) -> int:
+def end_of(found: Sequence[Instruction]) -> int:
     """Behind the exit of a block with work: the last without a condition before the paths of parted warps."""
     exits = [place for place, i in enumerate(found) if i.leaves and not i.guarded]
     return exits[-1] + 1 if exits else len(found)
@@ -189,7 +205,8 @@ def _leaving(found: Sequence[Instruction]) -> Counter[Pipe]:
     return Counter(found[at].pipe for at in range(leaves + 1) if at not in detours)
 
 
-def _threads(cubin: Cubin, kernel: str) -> int:
+def bound_of(cubin: Cubin, kernel: str) -> int:
+    """Threads of a block as __launch_bounds__ say, 0 without them."""
     for attribute in cubin.attributes(f".nv.info.{kernel}"):
         if attribute.code == THREADS and len(attribute.payload) >= 4:
             return int.from_bytes(attribute.payload[:4], "little")

@@ -63,7 +63,10 @@ class Decode:
         tag = f"{geometry}.o{order}.m{metadata}.s{int(volta)}"
         self.plan = Plan(bank.shape, volta, geometry != "runtime")
         self.kernels = {}
-        kernels = {"decode_w13": (KINDS13, ("w13_1", "w13_2", "w13_8")), "decode_w2": (KINDS2, ("w2_1", "w2_4", "w2_8"))}
+        kernels = {
+            "decode_w13": (KINDS13, ("w13_1", "w13_2", "w13_8")),
+            "decode_w2": (KINDS2, ("w2_1", "w2_4", "w2_8")),
+        }
         for (source, (kinds, names)), variant in zip(kernels.items(), variants, strict=True):
             file = f"{source}.{geometry}.{variant}" if variant else f"{source}.{tag}"
             module = cuda.module((FOLDER / f"{file}.cubin").read_bytes())

@@ -31,7 +31,7 @@ def draw(result: Result, path: Path) -> bytes:
     from matplotlib.figure import Figure
 
     panels = list(dict.fromkeys((row.metadata, row.routing) for row in result.rows if not row.wrong))
-    figure = Figure(figsize=(6.4 * max(1, len(panels)), 4.8), layout="constrained")
+    figure = Figure(figsize=(6.4 * max(1, len(panels)), 5.6), layout="constrained")
     grid: Any = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)
     for axes, (metadata, routing) in zip(grid[0], panels, strict=False):
         panel(axes, result, metadata, routing)
@@ -59,7 +59,7 @@ def panel(axes: Axes, result: Result, metadata: str, routing: str) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[1]:  # a panel of parts alone has no line
-        axes.legend(fontsize="small")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, fontsize="small")
 
 
 def lines(result: Result, metadata: str, routing: str) -> Iterator[tuple[str, list[Row]]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sm70_moe.checks.machine import native_findings
 from sm70_moe.decision import Finding, Plain, Reason, Status
+from sm70_moe.kernels.native.refusal import Refusal
 from sm70_moe.kernels.native.steps import STEPS
 from sm70_moe.layout import BankLayout
 from sm70_moe.machine import Build, Device, Machine
@@ -84,10 +85,8 @@ def resident(option: str, where: Device, build: Build) -> tuple[Finding, ...]:
     if found is None:
         return tuple(Finding.unknown(name, hint=f"{where.name} has not been asked") for name in names)
     if isinstance(found, str):
-        return (
-            Finding.failed(names[0], Reason.LAUNCH_REFUSED, "an answer", found),
-            Finding.skipped(names[1], names[0]),
-        )
+        reason = Reason.LAUNCH_REFUSED if isinstance(found, Refusal) else Reason.SELF_TEST_FAILED
+        return (Finding.failed(names[0], reason, "an answer", found), Finding.skipped(names[1], names[0]))
     if not found.cooperative:
         lacking = Finding.failed(names[0], Reason.NOT_COOPERATIVE, True, False, "the device cannot do it")
         return (lacking, Finding.skipped(names[1], names[0]))

@@ -78,6 +78,7 @@ class NativeBackend:
         with self._state.lock:
             if self._state.other is None:
                 self._state.other = self.configured(self.folder, self.dependent, not self.fused)
+                self._state.other._state.other = self
             return self._state.other
 
     def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
@@ -159,6 +160,8 @@ class NativeBackend:
         try:
             launcher = self.launcher(device)
             found = [launcher.residency(*each) for each in cooperative_steps(launcher, self._require_route())]
+        except LaunchRefused as refused:
+            return Refusal(str(refused))
         except BackendError as error:
             return str(error)
         return min(found, key=lambda one: one.each) if found else "no kernel of this device is launched cooperatively"

@@ -43,3 +43,12 @@ def test_modules_that_decide_leave_torch_out(module: str) -> None:
     """What import-linter reads from the source holds when a fresh interpreter imports the module."""
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_sdist_has_what_the_docs_name() -> None:
+    """Every file of the checkout that a page tells a reader to run is one that an sdist includes."""
+    included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    named = set(re.findall(r"\bpython ((?:\w+/)+\w+\.py)\b", text))
+    assert named
+    assert [name for name in sorted(named) if f"/{name.split('/')[0]}" not in included] == []

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from sm70_moe.cli.measured import checks_of, geometry_of, judge, refit, residuals_of
 from sm70_moe.cli.output import AsJson, console, print_json, table
 from sm70_moe.decision import Plain
-from sm70_moe.errors import BackendError
-from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.kernels.native.steps import FUSED
 from sm70_moe.layout import Metadata
 from sm70_moe.policy import load_policy
-from sm70_moe.prediction.comparison import Compared, compare
-from sm70_moe.prediction.fit import fit, gpu_named, with_checks, write_fitted
 from sm70_moe.prediction.forecast import (
     EXPERTS_SHARE,
     PERFECT_GAIN,
@@ -29,8 +25,6 @@ from sm70_moe.prediction.forecast import (
     limit_of,
 )
 from sm70_moe.prediction.hardware import GPUS, Gpu, gpu_of
-from sm70_moe.prediction.measurements import FUSED as ONE_LAUNCH
-from sm70_moe.prediction.measurements import load_run
 from sm70_moe.prediction.parameters import FITTED, Fitted, load_fitted
 from sm70_moe.prediction.program import Program
 from sm70_moe.prediction.routing import UNIFORM, Routing
@@ -38,14 +32,17 @@ from sm70_moe.prediction.work import Call
 from sm70_moe.settings import Settings
 
 FIRST = "qwen3.8-flash-next-awq-tp4"
-FITTED_ON = "h200"
 TOKENS = (1, 2, 4, 8)
 
 EACH = ("launch", "first touch", "bytes", "issue", "tensor", "tail")
 
 
 def predict(
-    policy: Annotated[str, typer.Option("--policy", help="A shipped policy's name, or a .toml file.")] = FIRST,
+    ctx: typer.Context,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", help=f"A shipped policy's name, or a .toml file; {FIRST}, with --compare the file's."),
+    ] = None,
     gpu: Annotated[str, typer.Option("--gpu", help=f"One of {', '.join(GPUS)}.")] = "v100-sxm2-16",
     tokens: Annotated[list[int] | None, typer.Option("--tokens", help="1 to 8; may be repeated.")] = None,
     metadata: Annotated[Metadata, typer.Option("--metadata", help="Kind of the banks' metadata.")] = Metadata.FOUR_BYTE,
@@ -62,14 +59,16 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict a layer's time on a V100, with a range and what limits it. Exit 1 if --compare finds a row outside."""
-    geometry, folder = geometry_of(policy), kernels or Settings.from_env().kernels
+    folder = kernels or Settings.from_env().kernels
     if fit_from is not None:
-        refit(fit_from[0], fit_from[1], folder, geometry)
+        check_alone(ctx, "fit_from", ("policy", "kernels"))
+        refit(fit_from[0], fit_from[1], folder, policy or FIRST)
         return
-    numbers = load_fitted(fitted)
     if measured is not None:
-        judge(measured, folder, geometry, numbers, as_json)
+        check_alone(ctx, "measured", ("policy", "kernels", "fitted", "as_json"))
+        judge(measured, folder, policy, load_fitted(fitted), as_json)
         return
+    numbers, geometry = load_fitted(fitted), geometry_of(load_policy(policy or FIRST))
     chosen = gpu_of(gpu)
     program = Program.open(folder, chosen.architecture)
     calls = [
@@ -81,6 +80,15 @@ def predict(
         print_json(record(found, missing, program, numbers))
     else:
         show(found, missing, program, numbers)
+
+
+def check_alone(ctx: typer.Context, option: str, beside: tuple[str, ...]) -> None:
+    """Raise SettingsError for an option that `option` would not look at. All are names of parameters."""
+    names = {str(each.name): each.opts[0] for each in ctx.command.params}
+    sources = {name: ctx.get_parameter_source(name) for name in names if name not in (option, *beside)}
+    if odd := [names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"]:
+        accepted = ", ".join(names[name] for name in beside)
+        raise SettingsError(f"{', '.join(odd)} beside {names[option]}: accepted are only {accepted}")
 
 
 Missing = dict[int, str]
@@ -98,47 +106,6 @@ def forecasts(program: Program, calls: list[Call], gpu: Gpu, fitted: Fitted) -> 
     if not found:
         raise BackendError("; ".join(dict.fromkeys(missing.values())))
     return found, missing
-
-
-def geometry_of(policy: str) -> Geometry:
-    """One rank's sizes. Raises BackendError for a policy without native kernels."""
-    origin = load_policy(policy).origin
-    found = Geometry.of_policy(tomllib.loads(Path(origin).read_text(encoding="utf-8")))
-    if found is None:
-        raise BackendError(f"{origin}: no kernels to predict; accepted is a policy that names every size")
-    return found
-
-
-def refit(source: Path, out: Path, folder: Path | None, geometry: Geometry) -> None:
-    run, gpu = load_run(source), gpu_of(FITTED_ON)
-    today = datetime.now(UTC).date().isoformat()
-    program = Program.open(folder, gpu.architecture)
-    made = fit(run, program, geometry, gpu, run.date or today)
-    unchecked = ""
-    try:
-        made = with_checks(made, run, program, geometry, gpu)
-    except BackendError as error:
-        unchecked = f"{FUSED}: not checked: {error}"
-    write_fitted(made, out)
-    typer.echo(f"{out}: {len(made.residuals)} rows of {run.gpu}, {residuals_of(made)}")
-    for line in filter(None, (checks_of(made), unchecked)):
-        typer.echo(line)
-
-
-def checks_of(fitted: Fitted) -> str:
-    """What the model says of rows that it was not fitted to; nothing without any."""
-    if not fitted.checks:
-        return ""
-    errors = ", ".join(f"{error:+.1%} ({name})" for name, error in fitted.checks.items())
-    return f"{FUSED} on {fitted.gpu}, a check and not fitted: model / measured - 1 is {errors}"
-
-
-def residuals_of(fitted: Fitted) -> str:
-    bounded = f"; at the end of their range: {', '.join(fitted.bounded)}" if fitted.bounded else ""
-    return (
-        f"left-out error {fitted.spread:.1%} (root mean square), {fitted.worst:.1%} at worst, "
-        f"for {', '.join(f'M = {tokens}' for tokens in fitted.left_out)}{bounded}"
-    )
 
 
 def record(found: list[Forecast], missing: Missing, program: Program, fitted: Fitted) -> dict[str, Plain]:
@@ -220,33 +187,4 @@ def layer_table(found: list[Forecast]) -> Table:
         times = (each.time.low, each.time.likely, each.time.high, each.nominal, each.reached)
         ratio = f"{each.time.likely / each.reached:.2f}"
         grid.add_row(str(each.call.tokens), f"{each.call.routing.distinct:.1f}", *(f"{t:.1f}" for t in times), ratio)
-    return grid
-
-
-def judge(path: Path, folder: Path | None, geometry: Geometry, fitted: Fitted, as_json: bool) -> None:
-    """Measured beside predicted; exit 1 if a row lies outside of its range."""
-    run = load_run(path)
-    gpu = gpu_named(run.gpu)
-    if gpu is None:
-        raise BackendError(f"{path}: measured on {run.gpu!r}; predictions are for {', '.join(GPUS)}")
-    found = compare(run, Program.open(folder, gpu.architecture), geometry, gpu, fitted)
-    if as_json:
-        rows: list[Plain] = [each.record() for each in found.rows]
-        print_json({"gpu": run.gpu, "build": run.build, "rows": rows, "missing": list(found.missing)})
-    else:
-        console().print(f"measured on {run.gpu} ({run.source}), beside what the model says of {gpu.title}")
-        console().print(comparison_table(found.rows))
-        for line in found.missing:
-            console().print(f"not compared: {line}")
-    if not found.inside:
-        raise typer.Exit(1)
-
-
-def comparison_table(found: tuple[Compared, ...]) -> Table:
-    grid = table("M", "part", "metadata", "routing", "measured", "low", "likely", "high", "ratio", "inside")
-    for each in found:
-        row, times = each.row, each.predicted
-        numbers = (each.measured, times.low, times.likely, times.high)
-        names = (str(row.tokens), "one launch" if row.arm == ONE_LAUNCH else row.part, row.metadata, row.routing)
-        grid.add_row(*names, *(f"{n:.1f}" for n in numbers), f"{each.ratio:.2f}", "yes" if each.inside else "no")
     return grid

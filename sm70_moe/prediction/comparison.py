@@ -57,10 +57,12 @@ class Comparison:
 
 
 def compare(run: Run, program: Program, geometry: Geometry, gpu: Gpu, fitted: Fitted) -> Comparison:
-    """Every row of our kernels in a graph with plain launches, or with one. Raises SettingsError if there is none.
+    """Every row of our kernels in a graph with plain launches, or with one.
 
-    A row whose kernels the build does not have is missing; BackendError if all are.
+    Raises SettingsError if there is none, and for a run that timed another geometry. A row whose kernels the build
+    does not have is missing; BackendError if all are.
     """
+    run.check_geometry(geometry)
     rows = [row for row in run.rows if (row.arm, row.launch) == (OURS, PLAIN) or checked(row)]
     if not rows:
         raise SettingsError(f"{run.source}: no rows of arm {OURS!r} with {PLAIN!r} launches to compare with")

@@ -6,8 +6,6 @@ Deterministic: the same measurements and machine code give the same numbers.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm70_moe.errors import SettingsError
+from sm70_moe.files import check_target, write
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.prediction.fused import fused_parts
 from sm70_moe.prediction.hardware import GPUS, Gpu
@@ -49,13 +48,24 @@ class Point:
 
 
 def points_of(run: Run, program: Program, geometry: Geometry, gpu: Gpu) -> tuple[Point, ...]:
-    """The rows of a run that a fit uses. Raises SettingsError if they are too few, or of another GPU."""
+    """The rows of a run that a fit uses. Raises SettingsError if they are too few, or of another GPU or geometry."""
     if gpu_named(run.gpu) is not gpu:
         raise SettingsError(f"{run.source}: measured on {run.gpu!r}; a fit takes measurements of {gpu.title}")
+    run.check_geometry(geometry)
     rows = [row for row in run.rows if judged(row)]
     if len(rows) < LEAST_ROWS:
         raise SettingsError(f"{run.source}: {len(rows)} rows can be used; a fit takes at least {LEAST_ROWS}")
     return tuple(Point(row, works_of(program, geometry, gpu, row), run.separator(row)) for row in rows)
+
+
+def check_build(run: Run, program: Program) -> None:
+    """Raise SettingsError if other code was timed than is read, unless the file says where its numbers come from."""
+    if run.build != program.cubins.id and not run.documented:
+        raise SettingsError(
+            f"{run.source}: timed with build {run.build or 'none'}, and {program.cubins.folder} has build "
+            f"{program.cubins.id}; accepted are times of the code that is read, or a file whose `source` says where "
+            "its numbers come from"
+        )
 
 
 def gpu_named(name: str) -> Gpu | None:
@@ -103,8 +113,10 @@ def _slope(errors: Callable[[Vector], Vector], values: Vector, now: Vector, plac
 def fit(run: Run, program: Program, geometry: Geometry, gpu: Gpu, date: str) -> Fitted:
     """All rows at once, and once more without each number of tokens in turn.
 
-    Floors stay in: two empty kernels have no tokens.
+    Floors stay in: two empty kernels have no tokens. Raises SettingsError for times of other code or another GPU,
+    for too few rows, and where no numbers describe them.
     """
+    check_build(run, program)
     points = points_of(run, program, geometry, gpu)
     parameters = solve(points, gpu)
     left_out = {}
@@ -115,7 +127,7 @@ def fit(run: Run, program: Program, geometry: Geometry, gpu: Gpu, date: str) -> 
             left_out[str(tokens)] = errors_of(left, gpu, solve(others, gpu))
     if not left_out:
         raise SettingsError(f"{run.source}: rows of one number of tokens only; a fit takes at least two")
-    return Fitted(
+    made = Fitted(
         parameters=parameters,
         gpu=run.gpu,
         build=run.build,
@@ -125,6 +137,16 @@ def fit(run: Run, program: Program, geometry: Geometry, gpu: Gpu, date: str) -> 
         residuals=errors_of(points, gpu, parameters),
         left_out=left_out,
     )
+    return sound(made)
+
+
+def sound(fitted: Fitted) -> Fitted:
+    """The same numbers. Raises SettingsError for those that nobody could load."""
+    try:
+        fitted.check()
+    except ValueError as error:
+        raise SettingsError(f"{fitted.source}: no fit: {error}") from error
+    return fitted
 
 
 def errors_of(points: Sequence[Point], gpu: Gpu, parameters: Parameters) -> dict[str, float]:
@@ -134,26 +156,17 @@ def errors_of(points: Sequence[Point], gpu: Gpu, parameters: Parameters) -> dict
 def with_checks(fitted: Fitted, run: Run, program: Program, geometry: Geometry, gpu: Gpu) -> Fitted:
     """The same numbers beside rows that they were not fitted to: our kernel in one launch.
 
-    Raises BackendError where the build does not have it for one of these rows.
+    Raises BackendError where the build does not have it for one of these rows, SettingsError if it is far from one.
     """
     setting = Setting.likely(gpu, fitted.parameters)
     errors = {}
     for row in filter(checked, run.rows):
         time = fused_parts(program.fused(call_of(geometry, row), gpu), setting).total
         errors[row.name] = round((run.separator(row) + time) / row.microseconds - 1, 4)
-    return replace(fitted, checks=errors)
+    return sound(replace(fitted, checks=errors))
 
 
 def write_fitted(fitted: Fitted, path: Path) -> None:
     """As JSON; the file is there as a whole or not at all. Raises SettingsError where it cannot be written."""
-    text = json.dumps(fitted.record(), indent=1) + "\n"
-    try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False) as file:
-            file.write(text)
-        try:
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
+    check_target("--fit", path)
+    write("--fit", path, (json.dumps(fitted.record(), indent=1) + "\n").encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sm70_moe.errors import SettingsError
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.layout import Metadata
 from sm70_moe.prediction.hardware import Gpu
@@ -16,7 +17,10 @@ from sm70_moe.prediction.work import Call, Work
 
 
 def call_of(geometry: Geometry, row: Measured) -> Call:
-    """The call that a row timed, with the number of experts that it says."""
+    """The call that a row timed, with the number of experts that it says. Raises SettingsError if none has so many."""
+    least, most = geometry.top_k, min(geometry.experts, row.tokens * geometry.top_k)
+    if not least <= row.distinct <= most:
+        raise SettingsError(f"{row.name}: distinct {row.distinct}, accepted are {least} to {most}")
     routing = Routing.of(row.routing, row.tokens, geometry.top_k, geometry.experts)
     groups = routing.groups * row.distinct / routing.distinct
     return Call(geometry, Metadata(row.metadata), row.tokens, replace(routing, distinct=row.distinct, groups=groups))

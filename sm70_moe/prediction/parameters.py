@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from sm70_moe.errors import SettingsError
 
 FITTED = Path(__file__).with_name("h200.json")
@@ -48,6 +50,10 @@ BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
     }
 )
 """What each number can be and still mean what it says. A memory bus loses 4 % to refresh and turns at least."""
+
+
+LARGEST_ERROR = 10.0
+"""Of model / measured - 1: beyond it the numbers describe nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +97,32 @@ class Fitted:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Fitted:
-        """The inverse of `record`. Raises KeyError, TypeError or ValueError for another shape."""
-        if record["schema"] != SCHEMA:
-            raise ValueError(f"schema {record['schema']!r}, accepted is {SCHEMA}")
-        made = {name: float(record["parameters"][name]) for name in NAMES}
-        texts = {name: str(record[name]) for name in ("gpu", "build", "code", "date", "source")}
-        return cls(
-            Parameters(**made),
-            **texts,
-            residuals=record["residuals"],
-            left_out=record["left_out"],
-            checks=dict(record.get("checks", {})),
-        )
+        """The inverse of `record`. Raises ValueError for another shape, and for numbers that mean nothing."""
+        if not isinstance(record, Mapping) or record.get("schema") != SCHEMA:
+            raise ValueError(f"no record of schema {SCHEMA}")
+        made = msgspec.convert(record, cls)
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Raise ValueError unless every number lies within its bounds, and errors are there and finite."""
+        for name, (low, high) in BOUNDS.items():
+            value = getattr(self.parameters, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name} {value}, accepted are {low} to {high}")
+        if not self.left_out or not all(self.left_out.values()):
+            raise ValueError("left_out has no errors, accepted is at least one for each number of tokens")
+        for errors in (self.residuals, self.checks, *self.left_out.values()):
+            for name, error in errors.items():
+                if not -1 <= error <= LARGEST_ERROR:
+                    raise ValueError(f"error {error} of {name}, accepted are -1 to {LARGEST_ERROR:.0f}")
 
 
 def load_fitted(path: Path = FITTED) -> Fitted:
     """Read a file that `sm70-moe predict --fit` wrote. Raises SettingsError that names it."""
     try:
         return Fitted.of_record(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(
             f"{path}: {error!r}; accepted is what `sm70-moe predict --fit BENCH.json OUT` writes"
         ) from error

@@ -20,6 +20,7 @@ from sm70_moe.kernels.native.launch import Step
 from sm70_moe.prediction.program import Program, steps_of
 from sm70_moe.prediction.work import Call
 
+FIRST = "qwen3.8-flash-next-awq-tp4"
 DATA = Path(__file__).parents[1] / "data" / "prediction"
 BUILD, RUN = DATA / "build", DATA / "h200-run9.json"
 ONE_LAUNCH = DATA / "one-launch" / "build"
@@ -195,27 +196,122 @@ def test_json(command, fitted: Path) -> None:
 
 
 @pytest.mark.parametrize(("microseconds", "code"), [(20.0, 0), (200.0, 1)])
-def test_comparison(command, fitted: Path, tmp_path: Path, microseconds: float, code: int) -> None:
+def test_comparison(judge, microseconds: float, code: int) -> None:
     """Exit 1 if a V100 was seen to be outside of the range."""
-    row = {
-        "arm": "ours",
-        "launch": "plain",
-        "part": "both",
-        "metadata": "4-byte",
-        "tokens": 1,
-        "routing": "uniform",
-        "distinct": 10.0,
-        "microseconds": microseconds,
-    }
-    record = {"schema": 1, "gpu": {"name": "Tesla V100-SXM2-16GB"}, "build": "b", "policy": "p", "rows": [row]}
-    (tmp_path / "report.json").write_text(json.dumps(record))
-    arguments = ("predict", "--kernels", BUILD, "--fitted", fitted, "--compare", tmp_path / "report.json")
-    ended = command(*arguments, "--json")
+    rows = {"rows": [OURS | {"microseconds": microseconds}]}
+    ended = judge(rows, "--json")
     assert ended.code == code
     (found,) = json.loads(ended.out)["rows"]
     assert found["measured"] == microseconds
     assert found["inside"] is (code == 0)
-    assert command(*arguments).code == code
+    assert judge(rows).code == code
+
+
+OURS = {
+    "arm": "ours",
+    "launch": "plain",
+    "part": "both",
+    "metadata": "4-byte",
+    "tokens": 1,
+    "routing": "uniform",
+    "distinct": 10.0,
+    "microseconds": 20.0,
+}
+SIZES = {"hidden": 2560, "intermediate": 160, "experts": 512, "top_k": 10, "group": 32}
+READ = json.loads((BUILD / "BUILD.json").read_text())["id"]
+
+
+@pytest.fixture
+def judge(command, fitted: Path, tmp_path: Path):
+    """judge(changes of a V100's file, options...) -> how `--compare` ended."""
+
+    def run(changes: dict, *options: object):
+        record = {"schema": 1, "gpu": {"name": "Tesla V100-SXM2-16GB"}, "build": READ, "policy": FIRST, "rows": [OURS]}
+        (tmp_path / "report.json").write_text(json.dumps(record | changes))
+        return command(
+            "predict", "--kernels", BUILD, "--fitted", fitted, "--compare", tmp_path / "report.json", *options
+        )
+
+    return run
+
+
+def test_comparison_of_another_geometry(judge) -> None:
+    """A file's sizes are those that are judged; the build has no kernels for these."""
+    ended = judge({"policy": "mine", "geometry": SIZES | {"hidden": 2048}})
+    assert ended.code == 2
+    assert "2048" in ended.err
+
+
+@pytest.mark.parametrize("policy", ["mine", "qwen3-30b-a3b-awq-tp4"])
+def test_comparison_by_the_files_sizes(judge, policy: str) -> None:
+    """Whatever their policy is called here."""
+    ended = judge({"policy": policy, "geometry": SIZES}, "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    assert (report["policy"], report["geometry"]) == (policy, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "named"),
+    [
+        ({"policy": "mine"}, (), "'mine'"),
+        ({"policy": "generic-awq"}, (), "generic-awq"),
+        ({"policy": "mine"}, ("--policy", FIRST), "'mine'"),
+        ({"policy_digest": "d" * 64}, (), "d" * 64),
+        ({"geometry": SIZES}, ("--policy", "qwen3-30b-a3b-awq-tp4"), "2048"),
+        ({"geometry": SIZES | {"top_k": 0}}, (), "top_k"),
+        ({"geometry": SIZES | {"hidden": 2561}}, (), "2561"),
+        ({"geometry": SIZES | {"hidden": 10**400}}, (), "geometry"),
+        ({"geometry": {}}, (), "hidden"),
+        ({"rows": [OURS | {"distinct": 9.0}]}, (), "distinct"),
+        ({"rows": [OURS | {"distinct": 11.0}]}, (), "distinct"),
+        ({"rows": [OURS, OURS | {"arm": "separator", "microseconds": 20.0}]}, (), "separating"),
+    ],
+)
+def test_what_cannot_be_compared(judge, changes: dict, options: tuple, named: str) -> None:
+    """A policy that is not known here, or is another than was asked for; sizes of no layer; times of no kernel."""
+    ended = judge(changes, *options)
+    assert ended.code == 2
+    assert named in ended.err
+
+
+def test_comparison_says_what_differs(judge) -> None:
+    """Builds, and revisions of a policy; nothing where nothing does."""
+    assert READ not in judge({}).out
+    other = {"build": "b" * 64, "policy_digest": "d" * 64, "geometry": SIZES}
+    ended = judge(other)
+    assert ended.code == 0, ended.err
+    for named in ("b" * 64, READ, "d" * 64):
+        assert named in ended.out
+    report = json.loads(judge(other, "--json").out)
+    assert (report["build"], report["read_build"], len(report["differences"])) == ("b" * 64, READ, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"geometry": SIZES | {"group": 64}}, "'group': 64"),
+        ({"policy": "mine"}, "'mine'"),
+        ({"source": None}, READ),
+        ({"source": None}, "by hand"),
+    ],
+)
+def test_fit_to_other_kernels(command, tmp_path: Path, changes: dict, named: str) -> None:
+    """Another geometry or policy, and another build of which the file does not say where it comes from."""
+    (tmp_path / "bench.json").write_text(json.dumps(json.loads(RUN.read_text()) | changes))
+    ended = command("predict", "--kernels", BUILD, "--fit", tmp_path / "bench.json", tmp_path / "out.json")
+    assert ended.code == 2
+    assert named in ended.err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_fit_says_which_builds(command, fitted: Path, tmp_path: Path) -> None:
+    """A documented difference is accepted, and said; the file has both."""
+    ended = command("predict", "--kernels", BUILD, "--fit", RUN, tmp_path / "out.json")
+    assert ended.code == 0, ended.err
+    assert READ in ended.out
+    made = json.loads((tmp_path / "out.json").read_text())
+    assert (made["build"], made["code"]) == ("by hand", READ)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +325,16 @@ def test_comparison(command, fitted: Path, tmp_path: Path, microseconds: float, 
         (("--fitted", "none.json"), "none.json"),
         (("--fit", "none.json", "out.json"), "none.json"),
         (("--compare", "none.json"), "none.json"),
+        (("--fit", RUN, "out.json", "--compare", RUN), "--compare"),
+        (("--fit", RUN, "out.json", "--json"), "--json"),
+        (("--fit", RUN, "out.json", "--gpu", "h200"), "--gpu"),
+        (("--fit", RUN, "out.json", "--fitted", "none.json"), "--fitted"),
+        (("--fit", RUN, "out.json", "--policy", "qwen3-30b-a3b-awq-tp4"), "qwen3-30b-a3b-awq-tp4"),
+        (("--fit", RUN, "/dev/null"), "/dev/null"),
+        (("--fit", RUN, RUN), "h200-run9.json"),
+        (("--compare", RUN, "--tokens", 1), "--tokens"),
+        (("--compare", RUN, "--metadata", "4-byte"), "--metadata"),
+        (("--compare", RUN, "--policy", "qwen3-30b-a3b-awq-tp4"), "qwen3-30b-a3b-awq-tp4"),
     ],
 )
 def test_bad_input(command, arguments: tuple, named: str, tmp_path: Path, monkeypatch) -> None:

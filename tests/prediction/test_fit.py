@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from sm70_moe.errors import SettingsError
 from sm70_moe.prediction.fit import fit, gpu_named, points_of, solve, write_fitted
 from sm70_moe.prediction.hardware import GPUS
 from sm70_moe.prediction.layer import microseconds
-from sm70_moe.prediction.measurements import Run, load_run, run_of
+from sm70_moe.prediction.measurements import SEPARATOR, Run, load_run, run_of
 from sm70_moe.prediction.parameters import BOUNDS, NAMES, Fitted, Parameters, load_fitted
 from sm70_moe.prediction.program import Program
 
@@ -92,6 +93,63 @@ def test_numbers_that_cannot_be_written(fitted: Fitted, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=place.name):
             write_fitted(fitted, place)
     assert [path.name for path in tmp_path.iterdir()] == ["taken.json"]
+
+
+def test_numbers_are_written_as_other_files(fitted: Fitted, tmp_path: Path) -> None:
+    """With the mode that the umask gives; links are followed, and what is no file is not replaced."""
+    before = os.umask(0o022)
+    try:
+        write_fitted(fitted, tmp_path / "made.json")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made.json").stat().st_mode & 0o777 == 0o644
+    (tmp_path / "link.json").symlink_to("made.json")
+    write_fitted(fitted, tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SettingsError, match="pipe"):
+        write_fitted(fitted, tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_full_disk(fitted: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old file stays, and no part of the new one."""
+    (tmp_path / "made.json").write_text("old")
+
+    def full(part: object, whole: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(SettingsError, match="No space"):
+        write_fitted(fitted, tmp_path / "made.json")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("made.json", "old")]
+
+
+def test_times_of_other_code(run: Run, hopper: Program, call) -> None:
+    """Both builds are named; a file that says where its numbers come from is believed."""
+    with pytest.raises(SettingsError, match=rf"by hand.*{hopper.cubins.id}"):
+        fit(replace(run, documented=False), hopper, call(1).geometry, H200, "")
+
+
+def test_times_of_another_geometry(run: Run, hopper: Program, call) -> None:
+    """The model is asked about one geometry."""
+    other = replace(call(1).geometry, group=64)
+    with pytest.raises(SettingsError, match="64"):
+        fit(replace(run, geometry=other), hopper, call(1).geometry, H200, "")
+
+
+def test_times_that_no_numbers_describe(run: Run, hopper: Program, call) -> None:
+    """Nothing is written that nobody could load."""
+    rows = tuple(replace(row, microseconds=0.02) for row in run.rows if row.arm != SEPARATOR)
+    with pytest.raises(SettingsError, match="no fit"):
+        fit(replace(run, rows=rows), hopper, call(1).geometry, H200, "")
+
+
+def test_slow_separator(run: Run, hopper: Program, call) -> None:
+    """A row takes longer than the separating kernel that it includes."""
+    rows = tuple(replace(row, microseconds=1e5) if row.arm == SEPARATOR else row for row in run.rows)
+    with pytest.raises(SettingsError, match="100000"):
+        fit(replace(run, rows=rows), hopper, call(1).geometry, H200, "")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "parameters": {}}'])

@@ -1,0 +1,53 @@
+"""Files that a command writes at its end: named before any work is done if they cannot be, and written whole.
+
+Links are followed: what they lead to is replaced, not the link.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from sm70_moe.errors import SettingsError
+
+
+def check_target(option: str, path: Path, endings: tuple[str, ...] = ()) -> None:
+    """Raise SettingsError unless a file can be written there; nothing is left behind."""
+    if endings and path.suffix not in endings:
+        raise SettingsError(f"{option} {path}: accepted are names that end in {' or '.join(endings)}")
+    probe, there = beside(path), target(path)
+    try:
+        if there.is_dir():
+            raise SettingsError(f"{option} {path}: is a folder; accepted is the name of a file")
+        if there.exists() and not there.is_file():
+            raise SettingsError(f"{option} {path}: is no regular file, and would be replaced by one")
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be written: {error.strerror or error}") from error
+
+
+def write(option: str, path: Path, content: bytes) -> None:
+    """Write a file, all or nothing. Raises SettingsError that names it."""
+    partial = beside(path)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, target(path))
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be written: {error.strerror or error}") from error
+    finally:  # an interrupt too leaves nothing behind; after the replacement there is nothing
+        with suppress(OSError):
+            partial.unlink()
+
+
+def target(path: Path) -> Path:
+    """Where links lead; a loop of them leads nowhere, and raises OSError when it is looked at."""
+    return Path(os.path.realpath(path))
+
+
+def beside(path: Path) -> Path:
+    """A name in the same folder that nobody has."""
+    found = target(path)
+    return found.parent / f".{found.name}.{uuid4().hex}.partial"  # "/" has no name that could be replaced

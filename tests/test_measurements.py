@@ -75,6 +75,19 @@ def test_overlapping_routing(title: str, arm: str, launch: str) -> None:
         assert cell == ("" if row is None else f"{row.microseconds:.2f}")
 
 
+def test_the_portable_route() -> None:
+    """What the page says of `legacy`, and that a layer takes it milliseconds."""
+    times = [row.microseconds for tokens in TOKENS if (row := fastest("legacy", "plain", "4-byte", tokens))]
+    assert " / ".join(f"{time:,.0f}" for time in times) in " ".join(PAGE.split())
+
+
+def test_the_hosts_time() -> None:
+    """The fastest and the slowest of the kept files."""
+    hosts = [host for path in (DOCS / "measurements").glob("*.json") for host in load_result(path).host]
+    found = [host.microseconds for host in hosts]
+    assert f"{min(found):.1f} to {max(found):.1f} us" in " ".join(PAGE.split())
+
+
 def test_everything_that_was_timed_was_right() -> None:
     """No kept measurement is of a wrong result, and all are of one build."""
     assert {row.verdict for row in ROWS if row.part == "both" and row.arm in ("ours", "fused", "legacy")} == {"right"}

@@ -22,7 +22,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401  # only whether it is there
     except ImportError as error:
         raise SettingsError(
-            f"--plot draws with matplotlib ({error}); install the extra: pip install 'sm70-moe[plot]'"
+            f"--plot draws with matplotlib ({error}); install sm70-moe with the extra plot: pip install '.[plot]' in its checkout"
         ) from error
 
 
@@ -46,7 +46,7 @@ def panel(axes: Axes, result: Result, metadata: str, routing: str) -> None:
     for label, rows in lines(result, metadata, routing):
         if rows[0].arm == LEGACY:  # a hundred times the others, which nobody could tell apart then
             least, most = (f(row.microseconds for row in rows) for f in (min, max))
-            axes.plot([], [], " ", label=f"{label}: {least:.0f} to {most:.0f}, not drawn")
+            axes.plot([], [], " ", label=f"{label}: {least:.0f} to {most:.0f} us, not drawn")
             continue
         tokens, times = [row.tokens for row in rows], [row.microseconds for row in rows]
         below = [row.microseconds - min(row.samples) for row in rows]

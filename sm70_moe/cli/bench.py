@@ -110,11 +110,14 @@ def check_gpu(device: str, machine: Machine) -> None:
     """SettingsError for a machine on which nothing can be timed."""
     gpus = [d.name for d in machine.devices if d.capability is not None]
     if machine.device(device) is None or not device.startswith("cuda"):
-        raise SettingsError(f"--device {device!r}: bench needs an NVIDIA GPU; here are {', '.join(gpus) or 'none'}")
+        found = ", ".join(gpus) or "none, or a torch that is built for CPUs (`sm70-moe doctor` says which)"
+        raise SettingsError(f"--device {device!r}: bench needs an NVIDIA GPU; here are {found}")
     try:
         import torch
     except ImportError as error:
-        raise SettingsError(f"bench needs torch ({error}); install the extra: pip install 'sm70-moe[torch]'") from error
+        raise SettingsError(
+            f"bench needs torch ({error}); install sm70-moe with the extra torch: '.[torch]' in its checkout"
+        ) from error
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:

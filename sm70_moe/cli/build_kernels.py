@@ -32,7 +32,8 @@ def build_kernels(
     if as_json:
         print_json({"id": made.id, "folder": str(made.folder), "images": len(made.images)})
     else:
-        typer.echo(f"{len(made.images)} cubins, build {made.id[:16]}; use them with SM70_MOE_KERNELS={made.folder}")
+        use = f"SM70_MOE_KERNELS={made.folder} SM70_MOE_POLICY={policy.resolve()}"
+        typer.echo(f"{len(made.images)} cubins, build {made.id[:16]}; use them with {use}")
 
 
 def chosen(names: list[str]) -> tuple[str, ...]:

@@ -13,14 +13,26 @@ from sm70_moe.cli.output import AsJson, console, print_json, table
 from sm70_moe.decision import Plain, Status
 from sm70_moe.exemplar import contract_facts
 from sm70_moe.explanation import obstacle_text, reason_name
-from sm70_moe.kernels import Broken
+from sm70_moe.kernels import Backend, Broken
+from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.machine import Machine, installed_version, probe
 from sm70_moe.policy import Policy, load_policies
 from sm70_moe.settings import Settings
 from sm70_moe.variables import SETTINGS
 from sm70_moe.volta import COMBINATIONS
 
-DISTRIBUTIONS = ("sm70-moe", "torch", "numpy", "safetensors", "pydantic", "structlog", "vllm", "transformers")
+DISTRIBUTIONS = (
+    "sm70-moe",
+    "torch",
+    "cuda-core",
+    "cuda-bindings",
+    "numpy",
+    "safetensors",
+    "pydantic",
+    "structlog",
+    "vllm",
+    "transformers",
+)
 
 
 def doctor(
@@ -94,10 +106,15 @@ def build_facts(machine: Machine) -> Plain:
 
 
 def backend_facts(machine: Machine) -> Plain:
-    return {
-        name: f"broken: {b.error}" if isinstance(b, Broken) else ("native" if b.native else "portable")
-        for name, b in sorted(machine.backends.items())
-    }
+    return {name: backend_text(backend) for name, backend in sorted(machine.backends.items())}
+
+
+def backend_text(backend: Backend | Broken) -> str:
+    if isinstance(backend, Broken):
+        return f"broken: {backend.error}"
+    if not backend.native:
+        return "portable"
+    return "native" if not isinstance(backend, NativeBackend) or backend.route else "native, without kernels so far"
 
 
 def setting_facts(settings: Settings) -> Plain:

@@ -63,7 +63,7 @@ def check_device(device: str) -> None:
         import torch
     except ImportError as error:
         raise SettingsError(
-            f"verify runs kernels and needs torch ({error}); install the extra: pip install 'sm70-moe[torch]'"
+            f"verify runs kernels and needs torch ({error}); install sm70-moe with the extra torch: '.[torch]' in its checkout"
         ) from error
     try:
         torch.empty(0, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -330,7 +331,6 @@ def test_fit_says_which_builds(command, fitted: Path, tmp_path: Path) -> None:
         (("--fit", RUN, "out.json", "--gpu", "h200"), "--gpu"),
         (("--fit", RUN, "out.json", "--fitted", "none.json"), "--fitted"),
         (("--fit", RUN, "out.json", "--policy", "qwen3-30b-a3b-awq-tp4"), "qwen3-30b-a3b-awq-tp4"),
-        (("--fit", RUN, "/dev/null"), "/dev/null"),
         (("--fit", RUN, RUN), "h200-run9.json"),
         (("--compare", RUN, "--tokens", 1), "--tokens"),
         (("--compare", RUN, "--metadata", "4-byte"), "--metadata"),
@@ -344,6 +344,14 @@ def test_bad_input(command, arguments: tuple, named: str, tmp_path: Path, monkey
     assert ended.code == 2
     assert named in ended.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_not_replaced(command, tmp_path: Path) -> None:
+    """OUT has to be a file or nothing; a pipe stays a pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    ended = command("predict", "--kernels", BUILD, "--fit", RUN, tmp_path / "pipe")
+    assert ended.code == 2
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_no_build(command, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class CudaDriver:
             from cuda.bindings import driver
             from cuda.core import Device, ObjectCode  # only cu12 or cu13 of it is loaded, as the bindings are
         except ImportError as error:
-            hint = "pip install 'sm70-moe[cuda12]' or 'sm70-moe[cuda13]'"
+            hint = "install sm70-moe with the extra cuda12 or cuda13: pip install '.[cuda12]' in its checkout"
             raise BackendError(f"native kernels need cuda.core and cuda.bindings ({error}): {hint}") from error
         self._cuda: Any = driver
         self._device: Any = Device

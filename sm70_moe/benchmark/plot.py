@@ -22,7 +22,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401  # only whether it is there
     except ImportError as error:
         raise SettingsError(
-            f"--plot draws with matplotlib ({error}); install sm70-moe with the extra plot: pip install '.[plot]' in its checkout"
+            f"--plot draws with matplotlib ({error}); install sm70-moe with the extra plot: '.[plot]' in its checkout"
         ) from error
 
 

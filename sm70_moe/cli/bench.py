@@ -10,8 +10,8 @@ import typer
 
 from sm70_moe.benchmark.protocol import MOST_TOKENS, OVERLAPPING, ROUTINGS, UNIFORM, Protocol
 from sm70_moe.benchmark.result import BOTH, PLAIN, ROOFLINE, Key, Result, Row, Skipped
+from sm70_moe.cli.counts import token_counts
 from sm70_moe.cli.output import console, events_to_stderr, table
-from sm70_moe.cli.verify import token_counts
 from sm70_moe.decision import Plain
 from sm70_moe.errors import SettingsError
 from sm70_moe.files import check_target, target, write

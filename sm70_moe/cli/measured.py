@@ -17,13 +17,14 @@ from sm70_moe.files import check_target, target
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.native.steps import FUSED
 from sm70_moe.policy import Policy, load_policy, shipped_policies
-from sm70_moe.prediction.comparison import Compared, compare
+from sm70_moe.prediction.comparison import EXPECTED, MOST_OUTSIDE, Compared, Comparison, compare
 from sm70_moe.prediction.fit import fit, gpu_named, with_checks, write_fitted
 from sm70_moe.prediction.hardware import GPUS, gpu_of
 from sm70_moe.prediction.measurements import FUSED as ONE_LAUNCH
 from sm70_moe.prediction.measurements import Run, load_run
 from sm70_moe.prediction.parameters import Fitted
 from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.spread import SIDES
 
 FITTED_ON = "h200"
 
@@ -118,7 +119,7 @@ def differences(run: Run, program: Program, policy: Policy | None) -> Iterator[s
 
 
 def judge(path: Path, folder: Path | None, policy: str | None, fitted: Fitted, as_json: bool) -> None:
-    """Measured beside predicted; exit 1 if a row lies outside of its range."""
+    """Measured beside predicted; exit 1 if more than a fifth of the rows lie outside of their ranges."""
     run, chosen = load_run(path), None if policy is None else load_policy(policy)
     gpu = gpu_named(run.gpu)
     if gpu is None:
@@ -130,7 +131,8 @@ def judge(path: Path, folder: Path | None, policy: str | None, fitted: Fitted, a
         rows: list[Plain] = [each.record() for each in found.rows]
         timed: dict[str, Plain] = {"gpu": run.gpu, "build": run.build, "policy": run.policy}
         read: dict[str, Plain] = {"read_build": program.cubins.id, "geometry": dict(geometry.record())}
-        print_json(timed | read | {"differences": [*differing], "rows": rows, "missing": [*found.missing]})
+        rest: dict[str, Plain] = {"differences": [*differing], "rows": rows, "missing": [*found.missing]}
+        print_json(timed | read | rest | verdict(found))
     else:
         console().print(f"measured on {run.gpu} ({run.source}), beside what the model says of {gpu.title}")
         console().print(f"policy {run.policy}: {', '.join(f'{k} {v}' for k, v in geometry.record().items())}")
@@ -139,8 +141,26 @@ def judge(path: Path, folder: Path | None, policy: str | None, fitted: Fitted, a
         console().print(comparison_table(found.rows))
         for line in found.missing:
             console().print(f"not compared: {line}")
-    if not found.inside:
+        for line in outside_lines(found):
+            console().print(line)
+    if found.against:
         raise typer.Exit(1)
+
+
+def verdict(found: Comparison) -> dict[str, Plain]:
+    """How many rows lie outside, how many may, and whether that counts against the model."""
+    shares = {"expected": round(EXPECTED, 3), "most": MOST_OUTSIDE}
+    return {"outside": {"rows": [each.row.name for each in found.outside], **shares}, "against": found.against}
+
+
+def outside_lines(found: Comparison) -> list[str]:
+    """The count, and each row outside."""
+    count = f"{len(found.outside)} of {len(found.rows)} rows outside of their {SIDES[0]} to {SIDES[1]} % ranges"
+    lines = [f"{count}; one in ten is expected" + found.against * ", and more than a fifth count against the model"]
+    for each in found.outside:
+        times = each.predicted
+        lines.append(f"  {each.row.name}: {each.measured:.1f}, predicted {times.low:.1f} to {times.high:.1f}")
+    return lines
 
 
 def comparison_table(found: tuple[Compared, ...]) -> Table:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from sm70_moe.cli.counts import token_counts
 from sm70_moe.cli.measured import checks_of, geometry_of, judge, refit, residuals_of
 from sm70_moe.cli.output import AsJson, console, print_json, table
+from sm70_moe.cli.planned import Planned, planned_on
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.kernels.native.steps import FUSED
@@ -20,13 +22,14 @@ from sm70_moe.prediction.forecast import (
     EXPERTS_SHARE,
     PERFECT_GAIN,
     STEP_MILLISECONDS,
+    STEP_SOURCE,
     Forecast,
     forecast,
     limit_of,
 )
 from sm70_moe.prediction.hardware import GPUS, Gpu, gpu_of
 from sm70_moe.prediction.parameters import FITTED, Fitted, load_fitted
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.program import MOST_TOKENS, Program
 from sm70_moe.prediction.routing import UNIFORM, Routing
 from sm70_moe.prediction.work import Call
 from sm70_moe.settings import Settings
@@ -44,8 +47,14 @@ def predict(
         typer.Option("--policy", help=f"A shipped policy's name, or a .toml file; {FIRST}, with --compare the file's."),
     ] = None,
     gpu: Annotated[str, typer.Option("--gpu", help=f"One of {', '.join(GPUS)}.")] = "v100-sxm2-16",
-    tokens: Annotated[list[int] | None, typer.Option("--tokens", help="1 to 8; may be repeated.")] = None,
-    metadata: Annotated[Metadata, typer.Option("--metadata", help="Kind of the banks' metadata.")] = Metadata.FOUR_BYTE,
+    tokens: Annotated[
+        list[str] | None,
+        typer.Option("--tokens", metavar="1,2,...", help="Token counts, separated by commas; may be repeated."),
+    ] = None,
+    metadata: Annotated[
+        Metadata | None,
+        typer.Option("--metadata", help="Kind of the banks' metadata; default: as the policy plans with no flag set."),
+    ] = None,
     routing: Annotated[str, typer.Option("--routing", help="uniform or overlapping.")] = UNIFORM,
     kernels: Annotated[Path | None, typer.Option("--kernels", help="A build; default: the one in use.")] = None,
     fitted: Annotated[Path, typer.Option("--fitted", help="Fitted numbers; default: the package's.")] = FITTED,
@@ -58,7 +67,10 @@ def predict(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict a layer's time on a V100, with a range and what limits it. Exit 1 if --compare finds a row outside."""
+    """Predict a layer's time on a V100, with a range and what limits it.
+
+    Exit 1 if more than a fifth of --compare's rows lie outside of their ranges; one in ten is expected.
+    """
     folder = kernels or Settings.from_env().kernels
     if fit_from is not None:
         check_alone(ctx, "fit_from", ("policy", "kernels"))
@@ -68,18 +80,50 @@ def predict(
         check_alone(ctx, "measured", ("policy", "kernels", "fitted", "as_json"))
         judge(measured, folder, policy, load_fitted(fitted), as_json)
         return
-    numbers, geometry = load_fitted(fitted), geometry_of(load_policy(policy or FIRST))
-    chosen = gpu_of(gpu)
+    numbers, wanted, chosen = load_fitted(fitted), load_policy(policy or FIRST), gpu_of(gpu)
+    geometry = geometry_of(wanted)
+    asked = Asked(planned_on(wanted, chosen.architecture, geometry), chosen, metadata)
     program = Program.open(folder, chosen.architecture)
     calls = [
-        Call(geometry, metadata, count, Routing.of(routing, count, geometry.top_k, geometry.experts))
-        for count in tokens or TOKENS
+        Call(geometry, asked.metadata, count, Routing.of(routing, count, geometry.top_k, geometry.experts))
+        for count in counts_of(tokens)
     ]
-    found, missing = forecasts(program, calls, chosen, numbers)
+    found, missing = forecasts(program, calls, asked, numbers)
     if as_json:
-        print_json(record(found, missing, program, numbers))
+        print_json(record(found, missing, asked, program, numbers))
     else:
-        show(found, missing, program, numbers)
+        show(found, missing, asked, program, numbers)
+
+
+def counts_of(tokens: list[str] | None) -> tuple[int, ...]:
+    """Each number once, in the order in which they were given."""
+    return tuple(dict.fromkeys(n for text in tokens or () for n in token_counts(text, MOST_TOKENS))) or TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A policy's plan on a GPU; `given` is the kind of metadata that was asked for instead of the plan's."""
+
+    planned: Planned
+    gpu: Gpu
+    given: Metadata | None
+
+    @property
+    def metadata(self) -> Metadata:
+        return self.given or self.planned.metadata
+
+    @property
+    def why(self) -> str:
+        """Where the kind of metadata comes from."""
+        plan = f"{self.planned.policy.name} with no flag set ({self.planned.why})"
+        if self.given is None:
+            return f"as planned by {plan}"
+        return f"as --metadata says; {self.planned.metadata} is planned by {plan}"
+
+    @property
+    def has_step(self) -> bool:
+        """Is there a figure of the whole model? Only for the first contract on V100s."""
+        return self.planned.policy.name == FIRST and self.gpu.architecture == "sm_70"
 
 
 def check_alone(ctx: typer.Context, option: str, beside: tuple[str, ...]) -> None:
@@ -95,51 +139,72 @@ Missing = dict[int, str]
 """Number of tokens -> why nothing is predicted for it."""
 
 
-def forecasts(program: Program, calls: list[Call], gpu: Gpu, fitted: Fitted) -> tuple[list[Forecast], Missing]:
-    """Calls whose kernels the build lacks are missing. Raises BackendError if all are."""
+def forecasts(program: Program, calls: list[Call], asked: Asked, fitted: Fitted) -> tuple[list[Forecast], Missing]:
+    """Calls that the policy gives to no native route, or whose kernels the build lacks, are missing.
+
+    Raises BackendError if all are.
+    """
     found, missing = list[Forecast](), Missing()
     for call in calls:
+        if reason := asked.planned.unpredicted(call.tokens):
+            missing[call.tokens] = reason
+            continue
         try:
-            found.append(forecast(program, call, gpu, fitted))
+            found.append(forecast(program, call, asked.gpu, fitted, asked.planned.has_option(FUSED)))
         except BackendError as error:
             missing[call.tokens] = str(error)
     if not found:
-        raise BackendError("; ".join(dict.fromkeys(missing.values())))
+        raise BackendError("\n".join(missing_lines(missing)))
     return found, missing
 
 
-def record(found: list[Forecast], missing: Missing, program: Program, fitted: Fitted) -> dict[str, Plain]:
+def missing_lines(missing: Missing) -> list[str]:
+    """A line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for tokens, reason in missing.items():
+        reasons.setdefault(reason, []).append(str(tokens))
+    return [f"M = {', '.join(tokens)}: {reason}" for reason, tokens in reasons.items()]
+
+
+def record(found: list[Forecast], missing: Missing, asked: Asked, program: Program, fitted: Fitted) -> dict[str, Plain]:
+    step: dict[str, Plain] = {
+        "milliseconds": STEP_MILLISECONDS,
+        "experts_share": EXPERTS_SHARE,
+        "perfect_kernel_gain": round(PERFECT_GAIN, 4),
+        "source": STEP_SOURCE,
+    }
     return {
         "label": found[0].label,
+        "policy": asked.planned.policy.name,
+        "metadata": {"kind": str(asked.metadata), "why": asked.why},
         "build": program.cubins.id,
         "stale": program.stale,
         "fitted": fitted.record(),
-        "whole_step": {
-            "milliseconds": STEP_MILLISECONDS,
-            "experts_share": EXPERTS_SHARE,
-            "perfect_kernel_gain": round(PERFECT_GAIN, 4),
-        },
+        "whole_step": step if asked.has_step else None,
         "predictions": [forecast.record() for forecast in found],
         "missing": [{"tokens": tokens, "reason": reason} for tokens, reason in missing.items()],
     }
 
 
-def show(found: list[Forecast], missing: Missing, program: Program, fitted: Fitted) -> None:
+def show(found: list[Forecast], missing: Missing, asked: Asked, program: Program, fitted: Fitted) -> None:
     out = console()
-    gpu = found[0].gpu
-    out.print(f"{found[0].label}: {gpu.title}, build {program.cubins.id[:16]}{', stale' if program.stale else ''}")
+    stale = ", stale" if program.stale else ""
+    out.print(f"{found[0].label}: {asked.gpu.title}, build {program.cubins.id[:16]}{stale}")
+    out.print(f"{asked.metadata} metadata, {asked.why}")
     out.print(f"model fitted on {fitted.gpu}, {fitted.date}: {residuals_of(fitted)}")
     numbers = asdict(fitted.parameters)
     out.print(f"its free numbers: {', '.join(f'{name} {value:.2f}' for name, value in numbers.items())}")
     out.print(kernel_table(found))
     out.print(layer_table(found))
-    for line in (*fused_lines(found), checks_of(fitted), *(f"M = {m}: not predicted: {r}" for m, r in missing.items())):
+    check = checks_of(fitted) if asked.planned.has_option(FUSED) else ""
+    for line in (*fused_lines(found), check, *missing_lines(missing)):
         if line:
             out.print(line)
-    out.print(
-        f"whole model: experts are {EXPERTS_SHARE:.0%} of a published step of {STEP_MILLISECONDS} ms on V100s (first "
-        f"contract), so even a perfect kernel moves tokens/s by less than 8 % ({PERFECT_GAIN:.1%})"
-    )
+    if asked.has_step:
+        out.print(
+            f"whole model: experts are {EXPERTS_SHARE:.0%} of a {STEP_MILLISECONDS} ms step on V100s ({STEP_SOURCE}); "
+            f"even a perfect kernel then moves tokens/s by less than 8 % ({PERFECT_GAIN:.1%})"
+        )
 
 
 def fused_lines(found: list[Forecast]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sm70_moe.cli.counts import token_counts
 from sm70_moe.cli.output import AsJson, console, events_to_stderr, print_json, table
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain
@@ -17,9 +17,6 @@ from sm70_moe.explanation import obstacle_text, reason_name
 
 if TYPE_CHECKING:
     from sm70_moe.evidence.trial import Result
-
-LARGEST_CALL = 8192
-"""Tokens; what the longest warm-up of an engine sends at once."""
 
 
 def verify(
@@ -49,21 +46,14 @@ def verify(
         raise typer.Exit(1)
 
 
-def token_counts(text: str, most: int = LARGEST_CALL) -> tuple[int, ...]:
-    """ "1,2,8" as numbers from 1 to `most`; SettingsError on anything else."""
-    items = text.split(",")
-    if not all(re.fullmatch("[0-9]{1,4}", item) and 1 <= int(item) <= most for item in items):
-        raise SettingsError(f"--tokens {text!r}: accepted are numbers from 1 to {most}, separated by commas")
-    return tuple(map(int, items))
-
-
 def check_device(device: str) -> None:
     """SettingsError for a device that torch does not have, or without torch."""
     try:
         import torch
     except ImportError as error:
         raise SettingsError(
-            f"verify runs kernels and needs torch ({error}); install sm70-moe with the extra torch: '.[torch]' in its checkout"
+            f"verify runs kernels and needs torch ({error}); install sm70-moe with the extra torch: '.[torch]' in its "
+            "checkout"
         ) from error
     try:
         torch.empty(0, device=device)

@@ -1,4 +1,4 @@
-"""A measurement beside its prediction: how a prediction becomes evidence, or is refuted."""
+"""A measurement beside its prediction: how a prediction becomes evidence, or is given up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from sm70_moe.prediction.layer import call_of, checked, works_of
 from sm70_moe.prediction.measurements import OURS, PLAIN, Measured, Run
 from sm70_moe.prediction.parameters import Fitted
 from sm70_moe.prediction.program import Program
-from sm70_moe.prediction.spread import range_of, time_range
+from sm70_moe.prediction.spread import SIDES, range_of, time_range
+
+EXPECTED = 1 - (SIDES[1] - SIDES[0]) / 100
+"""Share of rows that lie outside of their ranges if the model is right: ranges end at percentiles."""
+
+MOST_OUTSIDE = 0.2
+"""A larger share counts against the model. Twice what is expected, since the rows of a run are not independent: they
+share a clock, a memory and what the model does not know, so they miss together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +59,13 @@ class Comparison:
     missing: tuple[str, ...]
 
     @property
-    def inside(self) -> bool:
-        return all(row.inside for row in self.rows)
+    def outside(self) -> tuple[Compared, ...]:
+        return tuple(row for row in self.rows if not row.inside)
+
+    @property
+    def against(self) -> bool:
+        """Do more rows lie outside than chance explains?"""
+        return len(self.outside) / len(self.rows) > MOST_OUTSIDE
 
 
 def compare(run: Run, program: Program, geometry: Geometry, gpu: Gpu, fitted: Fitted) -> Comparison:

@@ -20,7 +20,10 @@ PREDICTED = "predicted, never run on a V100"
 
 STEP_MILLISECONDS = 16.9
 EXPERTS_SHARE = 0.07
-"""A published decode step of the first contract's model on V100s, and the part of it that experts take."""
+"""A decode step of the first contract's model on V100s, and the part of it that experts take."""
+
+STEP_SOURCE = "a figure from the project's brief, not checked here"
+"""Which names no publication."""
 
 PERFECT_GAIN = EXPERTS_SHARE / (1 - EXPERTS_SHARE)
 """More tokens a second if experts took no time at all."""
@@ -54,7 +57,7 @@ class Forecast:
     """One call on one GPU: the kernels' parts in order, and the time of a layer in microseconds.
 
     `nominal` and `reached` are the floors: all bytes at the GPU's nominal bandwidth, and at what kernels reach.
-    `fused` is the same in one launch, for one token; where that cannot be predicted, `missing` says why.
+    `fused` is the same in one launch; where that was asked for and cannot be predicted, `missing` says why.
     """
 
     gpu: Gpu
@@ -90,20 +93,24 @@ class Forecast:
 
     @property
     def has_fused(self) -> bool:
-        """Is there such a kernel for so many tokens?"""
-        return STEPS[FUSED].first <= self.call.tokens <= STEPS[FUSED].last
+        """Is there something to say of one launch?"""
+        return self.fused is not None or bool(self.missing)
 
 
-def forecast(program: Program, call: Call, gpu: Gpu, fitted: Fitted) -> Forecast:
-    """Predict a call. Raises BackendError or SettingsError where it has no kernels to read."""
+def forecast(program: Program, call: Call, gpu: Gpu, fitted: Fitted, with_fused: bool = True) -> Forecast:
+    """Predict a call, in one launch too if it is wanted and there is such a kernel for so many tokens.
+
+    Raises BackendError or SettingsError where it has no kernels to read.
+    """
     works = program.works(call, gpu.architecture)
     setting = Setting.likely(gpu, fitted.parameters)
     total = sum(work.bytes for work in works) / 1e3
     fused, missing = None, ""
-    try:
-        fused = one_launch(program.fused(call, gpu), works, gpu, fitted)
-    except BackendError as error:
-        missing = str(error)
+    if with_fused and STEPS[FUSED].first <= call.tokens <= STEPS[FUSED].last:
+        try:
+            fused = one_launch(program.fused(call, gpu), works, gpu, fitted)
+        except BackendError as error:
+            missing = str(error)
     return Forecast(
         gpu=gpu,
         call=call,

@@ -13,8 +13,8 @@ Sources, by the names used below:
 - pipes: an NVIDIA engineer on GV100's and GH100's pipes and dispatch ports, forums.developer.nvidia.com,
   threads 108729 (GV100) and 302018 (GH100).
 - measured: on one H200 with this package (bench/NOTES.md, docs/evidence.md).
-- engines: bandwidth that a published mixture-of-experts kernel was seen to reach on V100s, 794 GB/s, and the
-  usual 830 to 850 of copies.
+- engines: bandwidth that a mixture-of-experts kernel reached on V100s, 794 GB/s: a figure from the project's brief, not
+  checked here; and the usual 830 to 850 of copies.
 - assumed: nobody's figure; the range says how little is known.
 """
 

@@ -11,6 +11,7 @@ from sm70_moe.kernels.build import INSTALLED, SOURCES, expected_id
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import Manifest, load_manifests
+from sm70_moe.kernels.build.versions import Version
 from sm70_moe.kernels.machinecode.census import Census, census
 from sm70_moe.kernels.machinecode.elf import Cubin
 from sm70_moe.kernels.machinecode.flow import flow
@@ -27,6 +28,9 @@ PARTS: Mapping[str, str] = {"decode_w13": "w13", "decode_w2": "w2"}
 
 BACKENDS = ("qpn", "grouped")
 """Native backends whose kernels are modelled: one token, and few."""
+
+MOST_NAMES = 3
+"""Versions that an error lists beside the one that is missing; a build has dozens."""
 
 MOST_TOKENS = max(STEPS[name].last for name in BACKENDS)
 
@@ -106,7 +110,11 @@ class Program:
             there = ", ".join(self.manifests)
             raise BackendError(f"no source {step.source!r} with build {self.cubins.id[:16]}; there are {there}")
         axes = {axis.name: next(iter(axis.values)) for axis in manifest.axes} | dict(step.axes)
-        image = self.cubins.find(step.source, architecture, geometry.record(), axes)
+        try:
+            image = self.cubins.find(step.source, architecture, geometry.record(), axes)
+        except BackendError:
+            sizes = tuple((name, size) for name, size in geometry.record().items() if name in manifest.geometry)
+            raise self._lacking(Version(step.source, architecture, sizes, tuple(axes.items()))) from None
         key = image.digest, step.kernel
         if key not in self._read:
             content = self.cubins.read(image)
@@ -115,3 +123,13 @@ class Program:
                 raise BackendError(f"{image.version.name}: has no kernel {step.kernel!r}; build again")
             self._read[key] = Cubin.parse(content), found
         return self._read[key]
+
+    def _lacking(self, wanted: Version) -> BackendError:
+        """An error that names the missing version, and those of its source and architecture that are most like it."""
+        stem = f"{wanted.source}.{wanted.architecture}."
+        there = [i.version for i in self.cubins.images if i.version.name.startswith(stem)]
+        there.sort(key=lambda v: (v.sizes != wanted.sizes, v.axes != wanted.axes, v.name))
+        names = [version.name.removeprefix(stem) for version in there[:MOST_NAMES]]
+        more = f" and {len(there) - MOST_NAMES} more" if len(there) > MOST_NAMES else ""
+        found = f"of {wanted.source} for {wanted.architecture} it has {', '.join(names) or 'none'}{more}"
+        return BackendError(f"build {self.cubins.id[:16]} has no {wanted.name}; {found}")

@@ -223,7 +223,7 @@ def test_a_v100s_row_is_compared(volta: Program, volta_fused: Program, fitted: F
     found = compare(run, volta_fused, call(1).geometry, V100, fitted)
     made = forecast(volta_fused, call(1), V100, fitted)
     assert [each.predicted for each in found.rows] == [made.time, made.fused.time]
-    assert (found.missing, found.inside) == ((), True)
+    assert (found.missing, found.outside) == ((), ())
     without = compare(run, volta, call(1).geometry, V100, fitted)
     assert [each.row.arm for each in without.rows] == ["ours"]
     assert ROW.name in without.missing[0]

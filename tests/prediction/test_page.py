@@ -16,22 +16,52 @@ from sm70_moe.prediction.program import Program
 PAGE = (Path(__file__).parents[2] / "docs" / "prediction.md").read_text(encoding="utf-8")
 
 
-def test_tables_are_the_commands_output() -> None:
-    """The console block is what `sm70-moe predict` prints on the package's own build, but for the build's id."""
+@pytest.fixture
+def own_kernels() -> None:
+    """The package's own build, of these sources; a skip without one."""
     try:
-        program = Program.open(None, "sm_70")
+        stale = [Program.open(None, architecture).stale for architecture in ("sm_70", "sm_90")]
     except BackendError as error:
         pytest.skip(str(error))
-    if program.stale:
+    if any(stale):
         pytest.skip("the build is stale")
+
+
+def printed(*arguments: str) -> list[str]:
+    """Lines of the command, but for the build's id."""
+    ended = CliRunner().invoke(app, ["predict", *arguments])
+    assert ended.exit_code == 0
+    return lines(ended.output)
+
+
+def lines(text: str) -> list[str]:
+    return [re.sub(r"build \w+", "", line).rstrip() for line in text.splitlines()]
+
+
+@pytest.mark.usefixtures("own_kernels")
+def test_tables_are_the_commands_output() -> None:
+    """The console block is what `sm70-moe predict` prints on the package's own build, but for the build's id."""
     block = re.search(r"```console\n(predicted.*?)```", PAGE, re.DOTALL)
     assert block
-    ended = CliRunner().invoke(app, ["predict"])
-    assert ended.exit_code == 0
-    printed, shown = (
-        [re.sub(r"build \w+", "", line).rstrip() for line in t.splitlines()] for t in (ended.output, block[1])
-    )
-    assert printed == shown
+    assert printed() == lines(block[1])
+
+
+@pytest.mark.usefixtures("own_kernels")
+def test_layers_with_other_metadata_are_the_commands_output() -> None:
+    """So is the layer's table with the metadata that most of docs/evidence.md speaks of."""
+    block = re.search(r"```console\n(M  D .*?)```", PAGE, re.DOTALL)
+    assert block
+    shown = printed("--metadata", "4-byte")
+    start = next(i for i, line in enumerate(shown) if line.startswith("M  D "))
+    assert shown[start : start + 5] == lines(block[1])
+
+
+@pytest.mark.usefixtures("own_kernels")
+def test_what_was_fitted_is_not_against_the_model() -> None:
+    """As few rows outside as the page says."""
+    shown = printed("--compare", str(Path(__file__).parents[2] / "docs" / "measurements" / "h200.json"))
+    count = next(line for line in shown if "rows outside" in line)
+    assert " ".join(count.split()[:4]) in PAGE
 
 
 V100 = GPUS["v100-sxm2-16"]

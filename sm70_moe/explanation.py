@@ -122,6 +122,26 @@ def memory_line(plan: Plan, layers: int) -> str:
     )
 
 
+def build_line(plan: Plan) -> str:
+    """The native build that was asked, and whether its kernels were made for the layer's sizes or for any."""
+    admission = plan.admission
+    machine, build = admission.machine, admission.machine.build
+    if build is None:
+        return "native build: " + ("none" if machine.build_looked_up else "not looked for, since no flag wants it")
+    natives = [name for name in dict.fromkeys(r.backend for r in plan.routes) if name in build.sizes]
+    facts, layout = admission.facts, admission.layout
+    found = {
+        "hidden": facts.hidden,
+        "intermediate": facts.intermediate_per_rank,
+        "experts": facts.experts,
+        "top_k": facts.top_k,
+        "group": layout.group if layout else None,
+    }
+    made = [any(sizes.items() <= found.items() for sizes in build.specialised(name)) for name in natives]
+    which = "" if not natives else ", kernels made for these sizes" if all(made) else ", kernels for any sizes"
+    return f"native build: {build.id[:16]}{which}"
+
+
 def size_text(size: int) -> str:
     """Bytes in binary units."""
     value = float(size)
@@ -138,7 +158,8 @@ def explain(groups: Sequence[LayerGroup]) -> str:
     for group in groups:
         rows = [heading(group), *map(line_text, lines_of(group))]
         rows += refusal_lines(group)
-        rows.append(memory_line(Plan(group.example), group.count))
+        plan = Plan(group.example)
+        rows += [build_line(plan), memory_line(plan, group.count)]
         blocks.append("\n".join(rows))
     return "\n\n".join(blocks)
 
@@ -164,4 +185,5 @@ def group_record(group: LayerGroup) -> dict[str, Plain]:
         "layout": plan.layout.tag if plan.layout else None,
         "memory": plan.memory.record() if plan.memory else None,
         "plan": plan.digest,
+        "native_build": build_line(plan).removeprefix("native build: "),
     }

@@ -54,9 +54,8 @@ class Build:
     build. `images` are the architectures it holds machine code for, `backends` those of each backend
     (None: the same for all; a backend that is left out has no kernels). `self_tests` maps (device,
     backend) to "" for a known-answer call that came out right, else to what went wrong; a `Refusal`
-    is the driver's own text. For options with kernels of their own, under the option's name: `sizes`
-    are the geometries that there are kernels for, `residencies` what a device holds of them at once
-    (a text: why nobody knows).
+    is the driver's own text. `sizes` are the geometries that kernels of a backend, or of an option of
+    one, were made for; `residencies` what a device holds at once of an option's (a text: why nobody knows).
     """
 
     id: str
@@ -71,9 +70,9 @@ class Build:
         """Architectures for which there is machine code of a backend."""
         return self.images if self.backends is None else self.backends.get(backend, frozenset())
 
-    def specialised(self, option: str) -> tuple[Mapping[str, int], ...]:
-        """Sizes by name that an option's kernels were made for; there is none for any other."""
-        return self.sizes.get(option, ())
+    def specialised(self, name: str) -> tuple[Mapping[str, int], ...]:
+        """Sizes by name that a backend's or an option's kernels were made for."""
+        return self.sizes.get(name, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +182,7 @@ def installed_build(
         images=cubins.architectures,
         self_tests=self_tests(backends, devices),
         backends=backend_images(cubins),
-        sizes=option_sizes(cubins),
+        sizes=kernel_sizes(cubins),
         residencies=residencies(backends, devices),
     )
 
@@ -225,16 +224,15 @@ def options_of(backends: Mapping[str, Backend | Broken]) -> dict[str, NativeBack
     return {option: native.with_options({option}) for native in natives for option in sorted(native.options)}
 
 
-def option_sizes(cubins: Cubins) -> Mapping[str, tuple[Mapping[str, int], ...]]:
-    """Option -> geometries that the build has specialised kernels for."""
-    from sm70_moe.kernels.native.steps import OPTIONS, STEPS
+def kernel_sizes(cubins: Cubins) -> Mapping[str, tuple[Mapping[str, int], ...]]:
+    """Backend, or option of one -> geometries that the build has specialised kernels for."""
+    from sm70_moe.kernels.native.steps import STEPS
 
-    def made(option: str) -> tuple[Mapping[str, int], ...]:
-        found = {i.version.sizes for i in cubins.images if i.version.source in STEPS[option].sources}
+    def made(name: str) -> tuple[Mapping[str, int], ...]:
+        found = {i.version.sizes for i in cubins.images if i.version.source in STEPS[name].sources}
         return tuple(dict(sizes) for sizes in sorted(found) if sizes)
 
-    known = [option for options in OPTIONS.values() for option in sorted(options) if option in STEPS]
-    return MappingProxyType({option: made(option) for option in known})
+    return MappingProxyType({name: made(name) for name in STEPS})
 
 
 def nvml_devices() -> tuple[tuple[str, Device], ...]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+
+import pytest
 
 from sm70_moe.admission import admit
-from sm70_moe.explanation import explain, group_record, size_text
+from sm70_moe.explanation import build_line, explain, group_record, size_text
 from sm70_moe.facts import LayerFacts
 from sm70_moe.layergroup import collapse
+from sm70_moe.plan import Plan
 from sm70_moe.policy import load_policy
-from sm70_moe.testing import contract_facts, fake_machine, settings
+from sm70_moe.testing import contract_facts, fake_build, fake_machine, settings
 
 FIRST = load_policy("qwen3.8-flash-next-awq-tp4")
 
@@ -49,6 +53,32 @@ def test_memory_line_counts_all_layers() -> None:
     """48 layers of 3-byte metadata take the contract's codes and metadata together."""
     last = explain(groups()).splitlines()[-1]
     assert "banks 16.70 GiB (3-byte metadata)" in last
+
+
+EXACT = {"hidden": 2560, "intermediate": 160, "top_k": 10, "group": 32}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ({"qpn": (EXACT,), "grouped": (EXACT,)}, ", kernels made for these sizes"),
+        ({"qpn": (EXACT,), "grouped": (EXACT | {"hidden": 2048},)}, ", kernels for any sizes"),
+        ({"qpn": (EXACT | {"group": 64},), "grouped": ()}, ", kernels for any sizes"),
+        ({}, ""),
+    ],
+)
+def test_build_line(sizes: dict, told: str) -> None:
+    """Which build, and whether the admitted native routes have kernels for just these sizes."""
+    build = replace(fake_build("cuda:0"), sizes=sizes)
+    line = build_line(Plan(admit(FIRST, settings(), contract_facts(FIRST), fake_machine(build=build))))
+    assert line == f"native build: {build.id[:16]}{told}"
+
+
+def test_build_line_without_a_build() -> None:
+    """None is there, or nobody looked."""
+    none = fake_machine(build="missing")
+    for machine, told in ((none, "none"), (replace(none, build_looked_up=False), "not looked for")):
+        assert told in build_line(Plan(admit(FIRST, settings(), contract_facts(FIRST), machine)))
 
 
 def test_record_is_plain_json() -> None:

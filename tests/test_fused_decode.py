@@ -17,7 +17,7 @@ from sm70_moe.kernels.native.refusal import Refusal
 from sm70_moe.kernels.native.residency import Residency
 from sm70_moe.kernels.native.steps import FUSED
 from sm70_moe.layergroup import collapse
-from sm70_moe.machine import Build, Machine, option_sizes
+from sm70_moe.machine import Build, Machine, kernel_sizes
 from sm70_moe.memory import backend
 from sm70_moe.plan import Plan, compare_plans
 from sm70_moe.policy import Policy, load_policy, shipped_policies
@@ -206,7 +206,7 @@ def test_the_setting_does_not_look_for_a_build_by_itself() -> None:
 
 
 def test_sizes_are_read_from_the_build() -> None:
-    """What the images of the option's source were made for, each once."""
+    """What the images of a backend's and an option's sources were made for, each once."""
 
     class Image:
         def __init__(self, source: str, **sizes: int) -> None:
@@ -218,6 +218,9 @@ def test_sizes_are_read_from_the_build() -> None:
             Image("decode_fused", hidden=256, top_k=4),
             Image("decode_fused", hidden=128, top_k=2),
             Image("decode_w13", hidden=64),
+            Image("decode_w2", hidden=64),
+            Image("decode_w2"),
         )
 
-    assert option_sizes(Cubins()) == {FUSED: ({"hidden": 128, "top_k": 2}, {"hidden": 256, "top_k": 4})}  # type: ignore[arg-type]  # what is read of it
+    one, both = ({"hidden": 128, "top_k": 2}, {"hidden": 256, "top_k": 4}), ({"hidden": 64},)
+    assert kernel_sizes(Cubins()) == {FUSED: one, "qpn": both, "grouped": both}  # type: ignore[arg-type]  # what is read of it

@@ -16,7 +16,16 @@ from sm70_moe.cli.output import AsJson, console, print_json
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain, Status
 from sm70_moe.errors import SettingsError
-from sm70_moe.explanation import Line, group_record, heading, line_text, lines_of, memory_line, refusal_lines
+from sm70_moe.explanation import (
+    Line,
+    build_line,
+    group_record,
+    heading,
+    line_text,
+    lines_of,
+    memory_line,
+    refusal_lines,
+)
 from sm70_moe.facts import CallFacts
 from sm70_moe.kernels import Broken
 from sm70_moe.kernels.native.residency import Residency
@@ -117,6 +126,7 @@ def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:
         plan = Plan(group.example)
         if tokens is not None:
             out.print(f"  a call of {tokens} token{'s' if tokens != 1 else ''} takes {route_name(plan, tokens)}")
+        out.print(build_line(plan))
         out.print(memory_line(plan, group.count))
         out.print()
     if not groups:

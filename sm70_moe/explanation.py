@@ -137,8 +137,8 @@ def build_line(plan: Plan) -> str:
         "top_k": facts.top_k,
         "group": layout.group if layout else None,
     }
-    made = [any(sizes.items() <= found.items() for sizes in build.specialised(name)) for name in natives]
-    which = "" if not natives else ", kernels made for these sizes" if all(made) else ", kernels for any sizes"
+    exact = all(build.made_for(name, found) for name in natives)
+    which = "" if not natives else ", kernels made for these sizes" if exact else ", kernels for any sizes"
     return f"native build: {build.id[:16]}{which}"
 
 

@@ -1,13 +1,15 @@
-"""Files that a command writes at its end: named before any work is done if they cannot be, and written whole.
+"""Files that a command reads, and those that it writes at its end: named before any work is done, written whole.
 
 Links are followed: what they lead to is replaced, not the link.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from sm70_moe.errors import SettingsError
@@ -27,6 +29,16 @@ def check_target(option: str, path: Path, endings: tuple[str, ...] = ()) -> None
         probe.unlink()
     except OSError as error:
         raise SettingsError(f"{option} {path}: cannot be written: {error.strerror or error}") from error
+
+
+def read_json(path: Path, accepted: str) -> Any:
+    """What a JSON file says. Raises SettingsError that names the file, what is wrong and what is accepted."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror or error}; accepted is {accepted}") from error
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, too deep
+        raise SettingsError(f"{path}: is no JSON: {type(error).__name__}: {error}; accepted is {accepted}") from error
 
 
 def write(option: str, path: Path, content: bytes) -> None:

@@ -74,6 +74,10 @@ class Build:
         """Sizes by name that a backend's or an option's kernels were made for."""
         return self.sizes.get(name, ())
 
+    def made_for(self, name: str, sizes: Mapping[str, int | None]) -> bool:
+        """Are there kernels of a backend or an option for just these sizes? They may name more than kernels ask."""
+        return any(made.items() <= sizes.items() for made in self.specialised(name))
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:

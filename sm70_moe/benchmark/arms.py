@@ -15,7 +15,7 @@ import torch
 from sm70_moe.benchmark import readonly
 from sm70_moe.benchmark.native import NATIVES, native_layer
 from sm70_moe.benchmark.readonly import Shape
-from sm70_moe.benchmark.result import BOTH, DEPENDENT, FLOOR, LEGACY, PLAIN, ROOFLINE, SEPARATOR, W2, W13, Row
+from sm70_moe.benchmark.result import Row
 from sm70_moe.benchmark.stand import Stand
 from sm70_moe.benchmark.timing import Layer
 from sm70_moe.benchmark.traffic import expert_bytes, tile_bytes
@@ -23,6 +23,7 @@ from sm70_moe.errors import BackendError
 from sm70_moe.evidence.trial import Route
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.memory import backend
+from sm70_moe.timings import BOTH, DEPENDENT, FLOOR, LEGACY, PLAIN, ROOFLINE, SEPARATOR, W2, W13
 
 LEGACY_LAYERS, LEGACY_REPLAYS = 4, 2
 """Torch takes hundreds of kernels for a layer: fewer layers in a graph, and fewer replays a sample."""

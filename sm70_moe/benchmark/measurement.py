@@ -8,7 +8,7 @@ from functools import partial
 
 from sm70_moe.benchmark.arms import Arm, Ready, arms
 from sm70_moe.benchmark.protocol import Protocol
-from sm70_moe.benchmark.result import EAGER, Host, Row, Skipped
+from sm70_moe.benchmark.result import Host, Row, Skipped
 from sm70_moe.benchmark.routing import Routing, routings
 from sm70_moe.benchmark.setup import Setup
 from sm70_moe.benchmark.stand import Stand
@@ -18,6 +18,7 @@ from sm70_moe.errors import BackendError
 from sm70_moe.facts import CallFacts
 from sm70_moe.layer import MoELayer
 from sm70_moe.memory import backend
+from sm70_moe.timings import EAGER
 
 Tell = Callable[[str], None]
 """Told what is measured next."""

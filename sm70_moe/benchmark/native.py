@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sm70_moe.benchmark.result import BOTH, DEPENDENT, FUSED, OURS, PLAIN, W2, W13
 from sm70_moe.benchmark.stand import Stand
 from sm70_moe.benchmark.timing import Layer
 from sm70_moe.decision import Finding
@@ -18,6 +17,7 @@ from sm70_moe.kernels.native.bound import addresses
 from sm70_moe.kernels.native.launch import Program, Step
 from sm70_moe.kernels.native.steps import Case, bank_arguments, numbers
 from sm70_moe.plan import Plan
+from sm70_moe.timings import BOTH, DEPENDENT, FUSED, OURS, PLAIN, W2, W13
 
 Configure = Callable[[NativeBackend, bool], NativeBackend]
 """The plan's backend, and whether kernels may overlap -> the backend of an arm. Raises BackendError."""
@@ -91,13 +91,7 @@ def part_programs(stand: Stand, backend: NativeBackend, part: str) -> list[Progr
         raise BackendError(f"backend {backend.name!r}: no launch of its own for {part}")
     own = {"x": stand.x, "ids": stand.ids, "weights": stand.weights, "out": stand.out, "intermediate": stand.inner}
     values = numbers(case) | {name: tensor.data_ptr() for name, tensor in own.items()} | {"scratch": 0}
-    sizes = {
-        "hidden": setup.shape.hidden,
-        "intermediate": setup.shape.intermediate,
-        "experts": setup.shape.experts,
-        "top_k": setup.top_k,
-        "group": setup.layout.group,
-    }
+    sizes = case.geometry.record()
     return [
         launcher.program(
             steps, values=values | bank_arguments(addresses("w13", b.w13) | addresses("w2", b.w2)), sizes=sizes

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm70_moe.benchmark.result import BOTH, LEGACY, PLAIN, ROOFLINE, Result, Row
+from sm70_moe.benchmark.result import Result, Row
 from sm70_moe.errors import SettingsError
+from sm70_moe.timings import BOTH, LEGACY, PLAIN, ROOFLINE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

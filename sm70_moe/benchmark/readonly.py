@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sm70_moe.benchmark.result import W2, W13
 from sm70_moe.benchmark.stand import Stand
 from sm70_moe.benchmark.traffic import Tile, parts, tile
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.native.backend import DEPENDENT_FROM
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.layout import BankLayout, BankShape
+from sm70_moe.timings import W2, W13
 
 MOST_THREADS = 1024
 """CUDA's limit of threads in a block, all architectures."""

@@ -6,7 +6,6 @@ prediction: a row exists only where something was timed, and `Skipped` says what
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,21 +17,8 @@ import msgspec
 
 from sm70_moe.decision import Plain
 from sm70_moe.errors import SettingsError
-
-SCHEMA = 1
-
-SEPARATOR, FLOOR, ROOFLINE, OURS, FUSED, LEGACY = "separator", "floor", "roofline", "ours", "fused", "legacy"
-"""Names of arms: the separating kernel alone; it and two empty kernels; read-only; our routes in two launches
-and in one; torch."""
-
-PLAIN, DEPENDENT, EAGER = "plain", "dependent", "eager"
-"""How kernels were launched: one after the other in a graph; overlapping in a graph; without a graph."""
-
-BOTH, W13, W2 = "both", "w13", "w2"
-"""Which of a layer's two products an arm runs."""
-
-RIGHT, UNJUDGED, WRONG = "right", "not judged", "wrong"
-"""How a row's output came out. What is wrong follows after `WRONG` and a colon."""
+from sm70_moe.files import read_json
+from sm70_moe.timings import BOTH, EAGER, FLOOR, PLAIN, RESULT, ROOFLINE, SCHEMA, UNJUDGED, WRONG
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +216,8 @@ def _made(kind: Any, values: Any) -> Any:
 
 def load_result(path: str | Path) -> Result:
     """Read what `sm70-moe bench --json` or `--report` wrote. Raises SettingsError that names the file."""
+    record = read_json(Path(path), RESULT)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{path}: cannot be read: {error}; accepted is a result of `sm70-moe bench`") from error
-    try:
-        return Result.of_record(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise SettingsError(f"{path}: is no result of `sm70-moe bench`, schema {SCHEMA} ({problem})") from error
+        return Result.of_record(record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(f"{path}: {type(error).__name__}: {error}; accepted is {RESULT}") from error

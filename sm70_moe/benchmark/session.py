@@ -17,6 +17,7 @@ from sm70_moe.benchmark.weights import how_many
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, PolicyError
 from sm70_moe.exemplar import contract_facts
+from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.native.launch import Driver, Launcher
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.machine import Machine
@@ -80,6 +81,7 @@ def run(plan: Plan, protocol: Protocol, place: Place, launcher: Launcher | str, 
     layout, shape, findings = plan.layout, bank_shape(plan.admission), Findings()
     assert layout is not None  # the plan is supported
     assert shape is not None
+    top_k = plan.admission.facts.top_k or 0
     watchman = Watchman(place.state)
 
     def told(what: str) -> None:
@@ -104,7 +106,7 @@ def run(plan: Plan, protocol: Protocol, place: Place, launcher: Launcher | str, 
         build=plan.admission.machine.build.id if plan.admission.machine.build else None,
         policy=plan.admission.policy.name,
         policy_digest=plan.admission.policy.digest,
-        geometry=geometry(plan, layout, shape),
+        geometry=Geometry(shape.hidden, shape.intermediate, shape.experts, top_k, layout.group).record(),
         protocol=protocol.record() | {"banks": counts, "separator": separator_of(launcher)},
         rows=tuple(findings.rows),
         skipped=tuple(findings.skipped),
@@ -132,15 +134,3 @@ def one_kind(
 def separator_of(launcher: Launcher | str) -> str:
     """What writes ids and router weights: the separating kernel, or two copies where it cannot run."""
     return "copies" if isinstance(launcher, str) else "kernel"
-
-
-def geometry(plan: Plan, layout: BankLayout, shape: BankShape) -> dict[str, int]:
-    """Sizes of a rank's layer."""
-    top_k = plan.admission.facts.top_k or 0
-    return {
-        "hidden": shape.hidden,
-        "intermediate": shape.intermediate,
-        "experts": shape.experts,
-        "top_k": top_k,
-        "group": layout.group,
-    }

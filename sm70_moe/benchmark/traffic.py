@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sm70_moe.benchmark.result import BOTH, W2, W13
 from sm70_moe.layout import METADATA, OCTET, ORDERS, WORDS, BankLayout, BankShape, Plane
+from sm70_moe.timings import BOTH, W2, W13
 
 LOAD = 16
 """Bytes of one load of the read-only kernels."""

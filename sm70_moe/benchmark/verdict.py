@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from sm70_moe.benchmark.arms import Arm, Ready
-from sm70_moe.benchmark.result import RIGHT, UNJUDGED, WRONG
 from sm70_moe.benchmark.stand import Stand
 from sm70_moe.benchmark.timing import Stopwatch, Work
 from sm70_moe.evidence.trial import Trial, same_bits
+from sm70_moe.timings import RIGHT, UNJUDGED, WRONG
 
 FACTOR = 2.0
 """Tensor cores need not round to nearest."""

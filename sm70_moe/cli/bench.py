@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm70_moe.benchmark.protocol import MOST_TOKENS, OVERLAPPING, ROUTINGS, UNIFORM, Protocol
-from sm70_moe.benchmark.result import BOTH, PLAIN, ROOFLINE, Key, Result, Row, Skipped
+from sm70_moe.benchmark.result import Key, Result, Row, Skipped
 from sm70_moe.cli.counts import token_counts
 from sm70_moe.cli.output import console, events_to_stderr, table
 from sm70_moe.decision import Plain
@@ -19,6 +19,7 @@ from sm70_moe.layout import Metadata
 from sm70_moe.machine import probe
 from sm70_moe.policy import load_policy
 from sm70_moe.settings import Settings
+from sm70_moe.timings import BOTH, PLAIN, ROOFLINE
 
 if TYPE_CHECKING:
     from sm70_moe.machine import Machine
@@ -147,7 +148,9 @@ def tell_of(report: Path) -> None:
     """Where a report goes, and what is in it."""
     from sm70_moe.benchmark.report import CONTENTS
 
-    typer.echo(f"{report}: please attach it to an issue of the project. In it: {CONTENTS}.")
+    typer.echo(
+        f"{report}: please send it to where you have sm70-moe from, attached to an issue there. In it: {CONTENTS}."
+    )
 
 
 def text_of(record: object) -> bytes:

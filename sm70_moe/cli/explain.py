@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +11,9 @@ from rich.text import Text
 from sm70_moe.admission import Admission, admit
 from sm70_moe.checks.layer import BITS, weight_format
 from sm70_moe.cli.output import AsJson, console, print_json
+from sm70_moe.cli.pretence import pretended
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain, Status
-from sm70_moe.errors import SettingsError
 from sm70_moe.explanation import (
     Line,
     build_line,
@@ -27,10 +25,8 @@ from sm70_moe.explanation import (
     refusal_lines,
 )
 from sm70_moe.facts import CallFacts
-from sm70_moe.kernels import Broken
-from sm70_moe.kernels.native.residency import Residency
 from sm70_moe.layergroup import LayerGroup, collapse
-from sm70_moe.machine import CPU, Device, Machine, probe
+from sm70_moe.machine import probe
 from sm70_moe.plan import Plan
 from sm70_moe.policy import choose_policy, load_policies
 from sm70_moe.settings import Settings
@@ -90,25 +86,6 @@ def explain(
     show(groups, tokens, as_json)
     if strict and any(a.refused or not a.supported for a in admissions):
         raise typer.Exit(1)
-
-
-def pretended(capability: str, kernels: Path | None) -> Machine:
-    """This machine, as if it had one GPU of that compute capability on which every self-test passes.
-
-    Options whose blocks have to be there together find room for them.
-    """
-    match = re.fullmatch("([0-9]{1,2})[.]([0-9])", capability)
-    if match is None:
-        raise SettingsError(f'--capability {capability[:20]!r}: accepted is MAJOR.MINOR, such as "7.0"')
-    major, minor = match.groups()
-    device = Device("cuda:0", (int(major), int(minor)), "as told by --capability")
-    found = probe(kernels=kernels, devices=(), native=True)
-    natives = {n: b for n, b in found.backends.items() if not isinstance(b, Broken) and b.native}
-    options = {option for backend in natives.values() for option in backend.options}
-    passed = {(device.name, name): "" for name in (*natives, *options)}
-    fits = {(device.name, option): Residency(cooperative=True, multiprocessors=1, each=1) for option in options}
-    build = found.build and replace(found.build, self_tests=passed, residencies=fits)
-    return replace(found, devices=(device, CPU), build=build)
 
 
 def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:

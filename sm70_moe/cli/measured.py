@@ -20,11 +20,11 @@ from sm70_moe.policy import Policy, load_policy, shipped_policies
 from sm70_moe.prediction.comparison import EXPECTED, MOST_OUTSIDE, Compared, Comparison, compare
 from sm70_moe.prediction.fit import fit, gpu_named, with_checks, write_fitted
 from sm70_moe.prediction.hardware import GPUS, gpu_of
-from sm70_moe.prediction.measurements import FUSED as ONE_LAUNCH
 from sm70_moe.prediction.measurements import Run, load_run
 from sm70_moe.prediction.parameters import Fitted
 from sm70_moe.prediction.program import Program
 from sm70_moe.prediction.spread import SIDES
+from sm70_moe.timings import FUSED as ONE_LAUNCH
 
 FITTED_ON = "h200"
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sm70_moe.admission import admit
+from sm70_moe.cli.pretence import GPU, with_gpu
 from sm70_moe.exemplar import contract_facts
 from sm70_moe.facts import CallFacts
 from sm70_moe.kernels.build.geometry import Geometry
-from sm70_moe.kernels.native.residency import Residency
 from sm70_moe.kernels.native.steps import STEPS
 from sm70_moe.layout import Metadata
-from sm70_moe.machine import CPU, Build, Device, Machine, probe
+from sm70_moe.machine import Build, Device, Machine, probe
 from sm70_moe.plan import Plan
 from sm70_moe.policy import Policy
 from sm70_moe.prediction.program import BACKENDS
 from sm70_moe.settings import Settings
 
-NAME = "cuda:0"
 PRETENDED = "pretended"
 
 
@@ -58,23 +56,13 @@ class Planned:
 
 def planned_on(policy: Policy, architecture: str, geometry: Geometry) -> Planned:
     """The policy's plan on a GPU such as "sm_70". No flag counts: neither the environment nor a file is read."""
-    return Planned(policy, Plan(admit(policy, Settings(), contract_facts(policy), pretended(architecture, geometry))))
+    return Planned(policy, Plan(admit(policy, Settings(), contract_facts(policy), everything(architecture, geometry))))
 
 
-def pretended(architecture: str, geometry: Geometry) -> Machine:
-    """This machine's backends beside a GPU for which all is built, fits and computes: only the policy decides."""
+def everything(architecture: str, geometry: Geometry) -> Machine:
+    """This machine's backends beside a GPU for which all is built: only the policy decides."""
     digits = architecture.removeprefix("sm_")
-    device = Device(NAME, (int(digits[:-1]), int(digits[-1])), PRETENDED)
-    build = Build(
-        id=PRETENDED,
-        expected=PRETENDED,
-        images=frozenset({architecture}),
-        self_tests=dict.fromkeys(of_device(STEPS), ""),
-        sizes=dict.fromkeys(STEPS, (geometry.record(),)),
-        residencies=dict.fromkeys(of_device(STEPS), Residency(cooperative=True, multiprocessors=1, each=1)),
-    )
-    return replace(probe(native=False, devices=(device,)), devices=(device, CPU), build=build, build_looked_up=True)
-
-
-def of_device(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((NAME, name) for name in names)
+    device = Device(GPU, (int(digits[:-1]), int(digits[-1])), PRETENDED)
+    sizes = dict.fromkeys(STEPS, (geometry.record(),))
+    build = Build(PRETENDED, PRETENDED, images=frozenset({architecture}), sizes=sizes)
+    return with_gpu(probe(native=False, devices=(device,)), device, build)

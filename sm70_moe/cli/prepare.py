@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm70_moe.admission import admit
-from sm70_moe.cli.explain import pretended
 from sm70_moe.cli.output import AsJson, print_json
+from sm70_moe.cli.pretence import pretended
 from sm70_moe.decision import Plain
 from sm70_moe.errors import CheckpointError, SettingsError
 from sm70_moe.explanation import obstacle_text, size_text

@@ -10,10 +10,11 @@ from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.prediction.fused import fused_parts
 from sm70_moe.prediction.hardware import Gpu, Range
 from sm70_moe.prediction.layer import call_of, checked, works_of
-from sm70_moe.prediction.measurements import OURS, PLAIN, Measured, Run
+from sm70_moe.prediction.measurements import Measured, Run
 from sm70_moe.prediction.parameters import Fitted
 from sm70_moe.prediction.program import Program
 from sm70_moe.prediction.spread import SIDES, range_of, time_range
+from sm70_moe.timings import OURS, PLAIN
 
 EXPECTED = 1 - (SIDES[1] - SIDES[0]) / 100
 """Share of rows that lie outside of their ranges if the model is right: ranges end at percentiles."""

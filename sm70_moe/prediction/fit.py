@@ -19,11 +19,12 @@ from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.prediction.fused import fused_parts
 from sm70_moe.prediction.hardware import GPUS, Gpu
 from sm70_moe.prediction.layer import call_of, checked, judged, microseconds, works_of
-from sm70_moe.prediction.measurements import FLOOR, Measured, Run
+from sm70_moe.prediction.measurements import Measured, Run
 from sm70_moe.prediction.model import Setting
 from sm70_moe.prediction.parameters import BOUNDS, NAMES, Fitted, Parameters
 from sm70_moe.prediction.program import Program
 from sm70_moe.prediction.work import Work
+from sm70_moe.timings import FLOOR
 
 Vector = NDArray[np.float64]
 

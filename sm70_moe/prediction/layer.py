@@ -8,12 +8,13 @@ from sm70_moe.errors import SettingsError
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.layout import Metadata
 from sm70_moe.prediction.hardware import Gpu
-from sm70_moe.prediction.measurements import BOTH, DEPENDENT, FLOOR, FUSED, OURS, PLAIN, ROOFLINE, SEPARATOR, Measured
+from sm70_moe.prediction.measurements import Measured
 from sm70_moe.prediction.model import Parts, Setting, parts_of, roofline
 from sm70_moe.prediction.parameters import Parameters
 from sm70_moe.prediction.program import Program
 from sm70_moe.prediction.routing import Routing
 from sm70_moe.prediction.work import Call, Work
+from sm70_moe.timings import BOTH, DEPENDENT, FLOOR, FUSED, OURS, PLAIN, ROOFLINE, SEPARATOR
 
 
 def call_of(geometry: Geometry, row: Measured) -> Call:

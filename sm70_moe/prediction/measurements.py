@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from sm70_moe.errors import SettingsError
+from sm70_moe.files import read_json
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.layout import Metadata
 from sm70_moe.prediction.program import MOST_TOKENS
 from sm70_moe.prediction.routing import KINDS
+from sm70_moe.timings import (
+    BOTH,
+    DEPENDENT,
+    FLOOR,
+    FUSED,
+    OURS,
+    PLAIN,
+    RESULT,
+    ROOFLINE,
+    SCHEMA,
+    SEPARATOR,
+    W2,
+    W13,
+    WRONG,
+)
 
-SCHEMA = 1
-
-SEPARATOR, FLOOR, ROOFLINE, OURS, FUSED = "separator", "floor", "roofline", "ours", "fused"
 ARMS = (SEPARATOR, FLOOR, ROOFLINE, OURS, FUSED)
-PLAIN, DEPENDENT = "plain", "dependent"
-BOTH, W13, W2 = "both", "w13", "w2"
 PARTS = (BOTH, W13, W2)
 
 LEAST, MOST = 0.01, 1e6
@@ -54,7 +64,7 @@ class Measured:
     def known(self) -> bool:
         """Does the model speak of it? Graphs, few tokens, right results."""
         arm = self.arm in ARMS and self.launch in (PLAIN, DEPENDENT) and self.routing in KINDS
-        return arm and 1 <= self.tokens <= MOST_TOKENS and not self.verdict.startswith("wrong")
+        return arm and 1 <= self.tokens <= MOST_TOKENS and not self.verdict.startswith(WRONG)
 
     def check(self) -> None:
         """Raise ValueError for values that no row of a benchmark has."""
@@ -134,15 +144,11 @@ class Content:
 
 def load_run(path: Path) -> Run:
     """Read a result. Raises SettingsError that names the file and what is wrong with it."""
+    record = read_json(path, RESULT)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{path}: cannot be read: {error}; accepted is a result of `sm70-moe bench`") from error
-    try:
-        return run_of(json.loads(text), path.name)
-    except (ValueError, RecursionError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise SettingsError(f"{path}: is no result of `sm70-moe bench`, schema {SCHEMA} ({problem})") from error
+        return run_of(record, path.name)
+    except ValueError as error:
+        raise SettingsError(f"{path}: {type(error).__name__}: {error}; accepted is {RESULT}") from error
 
 
 def run_of(record: object, name: str) -> Run:

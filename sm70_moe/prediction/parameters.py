@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sm70_moe.errors import SettingsError
+from sm70_moe.files import read_json
 
 FITTED = Path(__file__).with_name("h200.json")
 """What the fit wrote, with its residuals and where it came from."""
@@ -120,9 +120,9 @@ class Fitted:
 
 def load_fitted(path: Path = FITTED) -> Fitted:
     """Read a file that `sm70-moe predict --fit` wrote. Raises SettingsError that names it."""
+    accepted = "what `sm70-moe predict --fit BENCH.json OUT` writes"
+    record = read_json(path, accepted)
     try:
-        return Fitted.of_record(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SettingsError(
-            f"{path}: {error!r}; accepted is what `sm70-moe predict --fit BENCH.json OUT` writes"
-        ) from error
+        return Fitted.of_record(record)
+    except ValueError as error:
+        raise SettingsError(f"{path}: {error!r}; accepted is {accepted}") from error

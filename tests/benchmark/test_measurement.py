@@ -10,10 +10,11 @@ import torch
 from sm70_moe.benchmark.measurement import Findings, measure, measure_stand
 from sm70_moe.benchmark.place import Place
 from sm70_moe.benchmark.protocol import Protocol
-from sm70_moe.benchmark.result import RIGHT, UNJUDGED, Row, Skipped
+from sm70_moe.benchmark.result import Row, Skipped
 from sm70_moe.benchmark.session import run
 from sm70_moe.cli.bench import measured
 from sm70_moe.errors import BackendError
+from sm70_moe.timings import RIGHT, UNJUDGED
 
 SMALL = Protocol(tokens=(1, 2), layers=4, banks=2, samples=7, captures=2, replays=1, warm=1)
 

@@ -18,23 +18,24 @@ from sm70_moe.weights.sample import write_sample
 FIRST = load_policy("qwen3.8-flash-next-awq-tp4")
 
 
-def python(code: str) -> None:
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+def python(code: str) -> str:
+    """What a new process prints. Raises if it fails."""
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
 def test_interpreter_alone(benchmark) -> None:
     """What a process costs before anything is imported; subtract it from the next."""
-    benchmark(python, "pass")
+    assert benchmark(python, "pass") == ""
 
 
 def test_import(benchmark) -> None:
-    """`import sm70_moe` in a new process."""
-    benchmark(python, "import sm70_moe")
+    """`import sm70_moe` in a new process, which says nothing."""
+    assert benchmark(python, "import sm70_moe") == ""
 
 
 def test_import_of_what_decides(benchmark) -> None:
     """Everything that an engine needs to admit layers, in a new process."""
-    benchmark(python, "from sm70_moe import AdmissionService, LayerFacts, load_policy")
+    assert benchmark(python, "from sm70_moe import AdmissionService, LayerFacts, load_policy") == ""
 
 
 def test_admission_of_48_layers(benchmark) -> None:
@@ -64,4 +65,5 @@ def test_explain_of_48_layers(benchmark, headers: Path) -> None:
     """The whole command in a new process."""
     script = Path(sys.executable).with_name("sm70-moe")
     command = [script, "explain", headers, "--tp", "4", "--capability", "7.0"]
-    benchmark(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
+    done = benchmark(subprocess.run, command, check=True, capture_output=True, text=True)
+    assert "48 layers" in done.stdout

@@ -181,7 +181,7 @@ def test_what_is_written(command, on_gpu, tmp_path: Path) -> None:
     assert ended.code == 0
     assert load_result(tmp_path / "x.json") == RESULT
     assert json.loads((tmp_path / "y.json").read_text()) == {"sent": True}
-    assert "issue of the project" in ended.out
+    assert "please send it" in ended.out
     (name, device, protocol) = asked[0]
     assert (name, device) == ("qwen3.8-flash-next-awq-tp4", "cuda:0")
     assert protocol.tokens == (1, 8)

@@ -13,9 +13,10 @@ from sm70_moe.errors import SettingsError
 from sm70_moe.prediction.fit import fit, gpu_named, points_of, solve, write_fitted
 from sm70_moe.prediction.hardware import GPUS
 from sm70_moe.prediction.layer import microseconds
-from sm70_moe.prediction.measurements import SEPARATOR, Run, load_run, run_of
+from sm70_moe.prediction.measurements import Run, load_run, run_of
 from sm70_moe.prediction.parameters import BOUNDS, NAMES, Fitted, Parameters, load_fitted
 from sm70_moe.prediction.program import Program
+from sm70_moe.timings import SEPARATOR
 
 H200 = GPUS["h200"]
 

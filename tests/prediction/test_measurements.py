@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm70_moe.errors import SettingsError
-from sm70_moe.prediction.measurements import load_run, run_of
+from sm70_moe.prediction.measurements import LEAST, MOST, load_run, run_of
 
 ROW = {
     "arm": "ours",
@@ -70,12 +70,13 @@ ANYTHING = st.recursive(
 
 @given(st.sampled_from(["schema", "gpu", "build", "policy", "rows", "geometry", "policy_digest", *ROW]), ANYTHING)
 def test_any_value_in_any_place(key: str, value: object) -> None:
-    """A run, or a ValueError: nothing else."""
+    """A run of sane numbers, or a ValueError: nothing else."""
     changed = record(**{key: value}) if key in ROW else record() | {key: value}
     try:
-        run_of(changed, "test")
+        run = run_of(changed, "test")
     except ValueError:
         return
+    assert all(LEAST <= row.microseconds <= MOST and row.distinct >= 1 and row.tokens >= 1 for row in run.rows)
 
 
 def test_what_the_file_says_of_itself() -> None:

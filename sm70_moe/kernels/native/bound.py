@@ -140,13 +140,7 @@ class Bound:
             self.route.steps(case),
             varying=CALL,
             values={**numbers(case), **self.planes, "scratch": self.scratch.data_ptr()},
-            sizes={
-                "hidden": self.shape.hidden,
-                "intermediate": self.shape.intermediate,
-                "experts": self.shape.experts,
-                "top_k": top_k,
-                "group": self.layout.group,
-            },
+            sizes=case.geometry.record(),
         )
         return program
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.layout import BankLayout, BankShape
 
@@ -26,6 +27,12 @@ class Case:
     tokens: int
     architecture: str
     dependent: bool
+
+    @property
+    def geometry(self) -> Geometry:
+        """The sizes that choose the kernels' versions."""
+        shape = self.shape
+        return Geometry(shape.hidden, shape.intermediate, shape.experts, self.top_k, self.layout.group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from sm70_moe.prediction.fit import fit, gpu_named, with_checks, write_fitted
 from sm70_moe.prediction.hardware import GPUS, gpu_of
 from sm70_moe.prediction.measurements import Run, load_run
 from sm70_moe.prediction.parameters import Fitted
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.readbuild import ReadBuild
 from sm70_moe.prediction.spread import SIDES
 from sm70_moe.timings import FUSED as ONE_LAUNCH
 
@@ -78,16 +78,16 @@ def refit(source: Path, out: Path, folder: Path | None, policy: str) -> None:
     run, gpu = load_run(source), gpu_of(FITTED_ON)
     geometry = sizes_of(run, load_policy(policy))
     today = datetime.now(UTC).date().isoformat()
-    program = Program.open(folder, gpu.architecture)
-    made = fit(run, program, geometry, gpu, run.date or today)
+    build = ReadBuild.open(folder, gpu.architecture)
+    made = fit(run, build, geometry, gpu, run.date or today)
     unchecked = ""
     try:
-        made = with_checks(made, run, program, geometry, gpu)
+        made = with_checks(made, run, build, geometry, gpu)
     except BackendError as error:
         unchecked = f"{FUSED}: not checked: {error}"
     write_fitted(made, out)
     typer.echo(f"{out}: {len(made.residuals)} rows of {run.gpu}, {residuals_of(made)}")
-    for line in filter(None, (*differences(run, program, None), checks_of(made), unchecked)):
+    for line in filter(None, (*differences(run, build, None), checks_of(made), unchecked)):
         typer.echo(line)
 
 
@@ -107,10 +107,10 @@ def residuals_of(fitted: Fitted) -> str:
     )
 
 
-def differences(run: Run, program: Program, policy: Policy | None) -> Iterator[str]:
+def differences(run: Run, build: ReadBuild, policy: Policy | None) -> Iterator[str]:
     """What was timed and what is read are not the same: builds, or what a policy of this name says."""
-    if run.build != program.cubins.id:
-        yield f"timed with build {run.build or 'none'}, and build {program.cubins.id} is read"
+    if run.build != build.cubins.id:
+        yield f"timed with build {run.build or 'none'}, and build {build.cubins.id} is read"
     if policy is not None and run.digest is not None and run.digest != policy.digest:
         yield (
             f"timed with policy {run.policy}, digest {run.digest}, and {policy.name} has digest {policy.digest}; "
@@ -124,13 +124,13 @@ def judge(path: Path, folder: Path | None, policy: str | None, fitted: Fitted, a
     gpu = gpu_named(run.gpu)
     if gpu is None:
         raise BackendError(f"{path}: measured on {run.gpu!r}; predictions are for {', '.join(GPUS)}")
-    geometry, program = sizes_of(run, chosen), Program.open(folder, gpu.architecture)
-    found = compare(run, program, geometry, gpu, fitted)
-    differing = list(differences(run, program, chosen or shipped(run.policy)))
+    geometry, build = sizes_of(run, chosen), ReadBuild.open(folder, gpu.architecture)
+    found = compare(run, build, geometry, gpu, fitted)
+    differing = list(differences(run, build, chosen or shipped(run.policy)))
     if as_json:
         rows: list[Plain] = [each.record() for each in found.rows]
         timed: dict[str, Plain] = {"gpu": run.gpu, "build": run.build, "policy": run.policy}
-        read: dict[str, Plain] = {"read_build": program.cubins.id, "geometry": dict(geometry.record())}
+        read: dict[str, Plain] = {"read_build": build.cubins.id, "geometry": dict(geometry.record())}
         rest: dict[str, Plain] = {"differences": [*differing], "rows": rows, "missing": [*found.missing]}
         print_json(timed | read | rest | verdict(found))
     else:

@@ -14,7 +14,7 @@ from sm70_moe.layout import Metadata
 from sm70_moe.machine import Build, Device, Machine, probe
 from sm70_moe.plan import Plan
 from sm70_moe.policy import Policy
-from sm70_moe.prediction.program import BACKENDS
+from sm70_moe.prediction.readbuild import BACKENDS
 from sm70_moe.settings import Settings
 
 PRETENDED = "pretended"

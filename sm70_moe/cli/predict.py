@@ -29,7 +29,7 @@ from sm70_moe.prediction.forecast import (
 )
 from sm70_moe.prediction.hardware import GPUS, Gpu, gpu_of
 from sm70_moe.prediction.parameters import FITTED, Fitted, load_fitted
-from sm70_moe.prediction.program import MOST_TOKENS, Program
+from sm70_moe.prediction.readbuild import MOST_TOKENS, ReadBuild
 from sm70_moe.prediction.routing import UNIFORM, Routing
 from sm70_moe.prediction.work import Call
 from sm70_moe.settings import Settings
@@ -83,16 +83,16 @@ def predict(
     numbers, wanted, chosen = load_fitted(fitted), load_policy(policy or FIRST), gpu_of(gpu)
     geometry = geometry_of(wanted)
     asked = Asked(planned_on(wanted, chosen.architecture, geometry), chosen, metadata)
-    program = Program.open(folder, chosen.architecture)
+    build = ReadBuild.open(folder, chosen.architecture)
     calls = [
         Call(geometry, asked.metadata, count, Routing.of(routing, count, geometry.top_k, geometry.experts))
         for count in counts_of(tokens)
     ]
-    found, missing = forecasts(program, calls, asked, numbers)
+    found, missing = forecasts(build, calls, asked, numbers)
     if as_json:
-        print_json(record(found, missing, asked, program, numbers))
+        print_json(record(found, missing, asked, build, numbers))
     else:
-        show(found, missing, asked, program, numbers)
+        show(found, missing, asked, build, numbers)
 
 
 def counts_of(tokens: list[str] | None) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ Missing = dict[int, str]
 """Number of tokens -> why nothing is predicted for it."""
 
 
-def forecasts(program: Program, calls: list[Call], asked: Asked, fitted: Fitted) -> tuple[list[Forecast], Missing]:
+def forecasts(build: ReadBuild, calls: list[Call], asked: Asked, fitted: Fitted) -> tuple[list[Forecast], Missing]:
     """Calls that the policy gives to no native route, or whose kernels the build lacks, are missing.
 
     Raises BackendError if all are.
@@ -150,7 +150,7 @@ def forecasts(program: Program, calls: list[Call], asked: Asked, fitted: Fitted)
             missing[call.tokens] = reason
             continue
         try:
-            found.append(forecast(program, call, asked.gpu, fitted, asked.planned.has_option(FUSED)))
+            found.append(forecast(build, call, asked.gpu, fitted, asked.planned.has_option(FUSED)))
         except BackendError as error:
             missing[call.tokens] = str(error)
     if not found:
@@ -166,7 +166,7 @@ def missing_lines(missing: Missing) -> list[str]:
     return [f"M = {', '.join(tokens)}: {reason}" for reason, tokens in reasons.items()]
 
 
-def record(found: list[Forecast], missing: Missing, asked: Asked, program: Program, fitted: Fitted) -> dict[str, Plain]:
+def record(found: list[Forecast], missing: Missing, asked: Asked, build: ReadBuild, fitted: Fitted) -> dict[str, Plain]:
     step: dict[str, Plain] = {
         "milliseconds": STEP_MILLISECONDS,
         "experts_share": EXPERTS_SHARE,
@@ -177,8 +177,8 @@ def record(found: list[Forecast], missing: Missing, asked: Asked, program: Progr
         "label": found[0].label,
         "policy": asked.planned.policy.name,
         "metadata": {"kind": str(asked.metadata), "why": asked.why},
-        "build": program.cubins.id,
-        "stale": program.stale,
+        "build": build.cubins.id,
+        "stale": build.stale,
         "fitted": fitted.record(),
         "whole_step": step if asked.has_step else None,
         "predictions": [forecast.record() for forecast in found],
@@ -186,10 +186,10 @@ def record(found: list[Forecast], missing: Missing, asked: Asked, program: Progr
     }
 
 
-def show(found: list[Forecast], missing: Missing, asked: Asked, program: Program, fitted: Fitted) -> None:
+def show(found: list[Forecast], missing: Missing, asked: Asked, build: ReadBuild, fitted: Fitted) -> None:
     out = console()
-    stale = ", stale" if program.stale else ""
-    out.print(f"{found[0].label}: {asked.gpu.title}, build {program.cubins.id[:16]}{stale}")
+    stale = ", stale" if build.stale else ""
+    out.print(f"{found[0].label}: {asked.gpu.title}, build {build.cubins.id[:16]}{stale}")
     out.print(f"{asked.metadata} metadata, {asked.why}")
     out.print(f"model fitted on {fitted.gpu}, {fitted.date}: {residuals_of(fitted)}")
     numbers = asdict(fitted.parameters)

@@ -12,7 +12,7 @@ from sm70_moe.prediction.hardware import Gpu, Range
 from sm70_moe.prediction.layer import call_of, checked, works_of
 from sm70_moe.prediction.measurements import Measured, Run
 from sm70_moe.prediction.parameters import Fitted
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.readbuild import ReadBuild
 from sm70_moe.prediction.spread import SIDES, range_of, time_range
 from sm70_moe.timings import OURS, PLAIN
 
@@ -69,7 +69,7 @@ class Comparison:
         return len(self.outside) / len(self.rows) > MOST_OUTSIDE
 
 
-def compare(run: Run, program: Program, geometry: Geometry, gpu: Gpu, fitted: Fitted) -> Comparison:
+def compare(run: Run, build: ReadBuild, geometry: Geometry, gpu: Gpu, fitted: Fitted) -> Comparison:
     """Every row of our kernels in a graph with plain launches, or with one.
 
     Raises SettingsError if there is none, and for a run that timed another geometry. A row whose kernels the build
@@ -82,7 +82,7 @@ def compare(run: Run, program: Program, geometry: Geometry, gpu: Gpu, fitted: Fi
     found, missing = [], []
     for row in rows:
         try:
-            predicted = predict(row, program, geometry, gpu, fitted)
+            predicted = predict(row, build, geometry, gpu, fitted)
         except BackendError as error:
             missing.append(f"{row.name}: {error}")
         else:
@@ -92,9 +92,9 @@ def compare(run: Run, program: Program, geometry: Geometry, gpu: Gpu, fitted: Fi
     return Comparison(tuple(found), tuple(missing))
 
 
-def predict(row: Measured, program: Program, geometry: Geometry, gpu: Gpu, fitted: Fitted) -> Range:
+def predict(row: Measured, build: ReadBuild, geometry: Geometry, gpu: Gpu, fitted: Fitted) -> Range:
     """Microseconds of what a row timed. Raises BackendError where the build does not have it."""
     if not checked(row):
-        return time_range(works_of(program, geometry, gpu, row), gpu, fitted)
-    fused = program.fused(call_of(geometry, row), gpu)
+        return time_range(works_of(build, geometry, gpu, row), gpu, fitted)
+    fused = build.fused(call_of(geometry, row), gpu)
     return range_of(lambda setting: fused_parts(fused, setting).total, fused.works, gpu, fitted)

@@ -22,7 +22,7 @@ from sm70_moe.prediction.layer import call_of, checked, judged, microseconds, wo
 from sm70_moe.prediction.measurements import Measured, Run
 from sm70_moe.prediction.model import Setting
 from sm70_moe.prediction.parameters import BOUNDS, NAMES, Fitted, Parameters
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.readbuild import ReadBuild
 from sm70_moe.prediction.work import Work
 from sm70_moe.timings import FLOOR
 
@@ -48,7 +48,7 @@ class Point:
         return (self.separator + microseconds(self.row, self.works, gpu, parameters)) / self.row.microseconds - 1
 
 
-def points_of(run: Run, program: Program, geometry: Geometry, gpu: Gpu) -> tuple[Point, ...]:
+def points_of(run: Run, build: ReadBuild, geometry: Geometry, gpu: Gpu) -> tuple[Point, ...]:
     """The rows of a run that a fit uses. Raises SettingsError if they are too few, or of another GPU or geometry."""
     if gpu_named(run.gpu) is not gpu:
         raise SettingsError(f"{run.source}: measured on {run.gpu!r}; a fit takes measurements of {gpu.title}")
@@ -56,15 +56,15 @@ def points_of(run: Run, program: Program, geometry: Geometry, gpu: Gpu) -> tuple
     rows = [row for row in run.rows if judged(row)]
     if len(rows) < LEAST_ROWS:
         raise SettingsError(f"{run.source}: {len(rows)} rows can be used; a fit takes at least {LEAST_ROWS}")
-    return tuple(Point(row, works_of(program, geometry, gpu, row), run.separator(row)) for row in rows)
+    return tuple(Point(row, works_of(build, geometry, gpu, row), run.separator(row)) for row in rows)
 
 
-def check_build(run: Run, program: Program) -> None:
+def check_build(run: Run, build: ReadBuild) -> None:
     """Raise SettingsError if other code was timed than is read, unless the file says where its numbers come from."""
-    if run.build != program.cubins.id and not run.documented:
+    if run.build != build.cubins.id and not run.documented:
         raise SettingsError(
-            f"{run.source}: timed with build {run.build or 'none'}, and {program.cubins.folder} has build "
-            f"{program.cubins.id}; accepted are times of the code that is read, or a file whose `source` says where "
+            f"{run.source}: timed with build {run.build or 'none'}, and {build.cubins.folder} has build "
+            f"{build.cubins.id}; accepted are times of the code that is read, or a file whose `source` says where "
             "its numbers come from"
         )
 
@@ -111,14 +111,14 @@ def _slope(errors: Callable[[Vector], Vector], values: Vector, now: Vector, plac
     return (errors(moved) - now) / step
 
 
-def fit(run: Run, program: Program, geometry: Geometry, gpu: Gpu, date: str) -> Fitted:
+def fit(run: Run, build: ReadBuild, geometry: Geometry, gpu: Gpu, date: str) -> Fitted:
     """All rows at once, and once more without each number of tokens in turn.
 
     Floors stay in: two empty kernels have no tokens. Raises SettingsError for times of other code or another GPU,
     for too few rows, and where no numbers describe them.
     """
-    check_build(run, program)
-    points = points_of(run, program, geometry, gpu)
+    check_build(run, build)
+    points = points_of(run, build, geometry, gpu)
     parameters = solve(points, gpu)
     left_out = {}
     for tokens in sorted({point.row.tokens for point in points if point.row.arm != FLOOR}):
@@ -132,7 +132,7 @@ def fit(run: Run, program: Program, geometry: Geometry, gpu: Gpu, date: str) -> 
         parameters=parameters,
         gpu=run.gpu,
         build=run.build,
-        code=program.cubins.id,
+        code=build.cubins.id,
         date=date,
         source=run.source,
         residuals=errors_of(points, gpu, parameters),
@@ -154,7 +154,7 @@ def errors_of(points: Sequence[Point], gpu: Gpu, parameters: Parameters) -> dict
     return {point.row.name: round(point.error(gpu, parameters), 4) for point in points}
 
 
-def with_checks(fitted: Fitted, run: Run, program: Program, geometry: Geometry, gpu: Gpu) -> Fitted:
+def with_checks(fitted: Fitted, run: Run, build: ReadBuild, geometry: Geometry, gpu: Gpu) -> Fitted:
     """The same numbers beside rows that they were not fitted to: our kernel in one launch.
 
     Raises BackendError where the build does not have it for one of these rows, SettingsError if it is far from one.
@@ -162,7 +162,7 @@ def with_checks(fitted: Fitted, run: Run, program: Program, geometry: Geometry, 
     setting = Setting.likely(gpu, fitted.parameters)
     errors = {}
     for row in filter(checked, run.rows):
-        time = fused_parts(program.fused(call_of(geometry, row), gpu), setting).total
+        time = fused_parts(build.fused(call_of(geometry, row), gpu), setting).total
         errors[row.name] = round((run.separator(row) + time) / row.microseconds - 1, 4)
     return sound(replace(fitted, checks=errors))
 

@@ -12,7 +12,7 @@ from sm70_moe.prediction.fused import Fused, FusedParts, fused_parts
 from sm70_moe.prediction.hardware import Gpu, Range
 from sm70_moe.prediction.model import ISSUE, LAUNCH, Parts, Setting, busiest_port, parts_of
 from sm70_moe.prediction.parameters import Fitted
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.readbuild import ReadBuild
 from sm70_moe.prediction.spread import layer_time, range_of, sampled, time_range
 from sm70_moe.prediction.work import Call, Work
 
@@ -97,18 +97,18 @@ class Forecast:
         return self.fused is not None or bool(self.missing)
 
 
-def forecast(program: Program, call: Call, gpu: Gpu, fitted: Fitted, with_fused: bool = True) -> Forecast:
+def forecast(build: ReadBuild, call: Call, gpu: Gpu, fitted: Fitted, with_fused: bool = True) -> Forecast:
     """Predict a call, in one launch too if it is wanted and there is such a kernel for so many tokens.
 
     Raises BackendError or SettingsError where it has no kernels to read.
     """
-    works = program.works(call, gpu.architecture)
+    works = build.works(call, gpu.architecture)
     setting = Setting.likely(gpu, fitted.parameters)
     total = sum(work.bytes for work in works) / 1e3
     fused, missing = None, ""
     if with_fused and STEPS[FUSED].first <= call.tokens <= STEPS[FUSED].last:
         try:
-            fused = one_launch(program.fused(call, gpu), works, gpu, fitted)
+            fused = one_launch(build.fused(call, gpu), works, gpu, fitted)
         except BackendError as error:
             missing = str(error)
     return Forecast(

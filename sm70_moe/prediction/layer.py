@@ -11,7 +11,7 @@ from sm70_moe.prediction.hardware import Gpu
 from sm70_moe.prediction.measurements import Measured
 from sm70_moe.prediction.model import Parts, Setting, parts_of, roofline
 from sm70_moe.prediction.parameters import Parameters
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.readbuild import ReadBuild
 from sm70_moe.prediction.routing import Routing
 from sm70_moe.prediction.work import Call, Work
 from sm70_moe.timings import BOTH, DEPENDENT, FLOOR, FUSED, OURS, PLAIN, ROOFLINE, SEPARATOR
@@ -27,9 +27,9 @@ def call_of(geometry: Geometry, row: Measured) -> Call:
     return Call(geometry, Metadata(row.metadata), row.tokens, replace(routing, distinct=row.distinct, groups=groups))
 
 
-def works_of(program: Program, geometry: Geometry, gpu: Gpu, row: Measured) -> tuple[Work, ...]:
+def works_of(build: ReadBuild, geometry: Geometry, gpu: Gpu, row: Measured) -> tuple[Work, ...]:
     """The kernels that a row timed; two for a floor too, whose work is then not looked at."""
-    works = program.works(call_of(geometry, row), gpu.architecture)
+    works = build.works(call_of(geometry, row), gpu.architecture)
     return works if row.part == BOTH else tuple(work for work in works if work.part == row.part)
 
 

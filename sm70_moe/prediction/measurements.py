@@ -11,7 +11,7 @@ from sm70_moe.errors import SettingsError
 from sm70_moe.files import read_json
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.layout import Metadata
-from sm70_moe.prediction.program import MOST_TOKENS
+from sm70_moe.prediction.readbuild import MOST_TOKENS
 from sm70_moe.prediction.routing import KINDS
 from sm70_moe.timings import (
     BOTH,

@@ -19,7 +19,7 @@ from sm70_moe.kernels.machinecode.census import Census
 from sm70_moe.kernels.machinecode.elf import Cubin
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.policy import load_policy
-from sm70_moe.prediction.program import Program, steps_of
+from sm70_moe.prediction.readbuild import ReadBuild, steps_of
 from sm70_moe.prediction.work import Call
 
 FIRST = "qwen3.8-flash-next-awq-tp4"
@@ -40,14 +40,14 @@ def frozen_steps(call: Call, architecture: str) -> tuple[Step, ...]:
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of the kept build have its own manifests and steps."""
-    real = Program.open
+    real = ReadBuild.open
 
-    def opened(folder: Path | None, architecture: str) -> Program:
+    def opened(folder: Path | None, architecture: str) -> ReadBuild:
         if folder == ONE_LAUNCH:
             return replace(real(folder, architecture), manifests=load_manifests(folder.parent / "manifests"))
         return replace(real(folder, architecture), manifests=load_manifests(DATA / "manifests"), steps=frozen_steps)
 
-    monkeypatch.setattr(Program, "open", opened)
+    monkeypatch.setattr(ReadBuild, "open", opened)
 
 
 @pytest.fixture(scope="module")
@@ -205,21 +205,21 @@ def test_tokens_with_commas_and_again(command, fitted: Path, given: tuple) -> No
 
 def test_missing_version_is_named_among_few(command, fitted: Path, monkeypatch) -> None:
     """Those of its architecture that are most like it, not all that there are."""
-    real = Program.open
+    real = ReadBuild.open
 
-    def opened(folder: Path | None, architecture: str) -> Program:
-        program = real(folder, architecture)
-        kept = next(i for i in program.cubins.images if i.version.source == "decode_w13")
+    def opened(folder: Path | None, architecture: str) -> ReadBuild:
+        build = real(folder, architecture)
+        kept = next(i for i in build.cubins.images if i.version.source == "decode_w13")
         versions = [
             replace(kept.version, source="decode_fused", architecture=a, sizes=(("hidden", 32 * n),), axes=())
             for a in ("sm_70", "sm_90")
             for n in range(1, 25)
         ]
-        images = (*program.cubins.images, *(replace(kept, version=version) for version in versions))
+        images = (*build.cubins.images, *(replace(kept, version=version) for version in versions))
         fused = real(ONE_LAUNCH, architecture).manifests
-        return replace(program, cubins=replace(program.cubins, images=images), manifests={**fused, **program.manifests})
+        return replace(build, cubins=replace(build.cubins, images=images), manifests={**fused, **build.manifests})
 
-    monkeypatch.setattr(Program, "open", opened)
+    monkeypatch.setattr(ReadBuild, "open", opened)
     ended = command("predict", "--kernels", BUILD, "--fitted", fitted, "--tokens", 1)
     line = ended.out[ended.out.index("fused_decode, M = 1") : ended.out.index("whole model")]
     assert "decode_fused.sm_70.hidden2560" in line
@@ -243,14 +243,14 @@ def test_build_without_one_launch(command, fitted: Path) -> None:
 
 def lacking(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
     """A build whose images do not hold one of the kernels."""
-    real = Program._kernel
+    real = ReadBuild._kernel
 
-    def found(self: Program, geometry: Geometry, step: Step, architecture: str) -> tuple[Cubin, Census]:
+    def found(self: ReadBuild, geometry: Geometry, step: Step, architecture: str) -> tuple[Cubin, Census]:
         if step.kernel == kernel:
             raise BackendError(f"an image has no kernel {kernel!r}; build again")
         return real(self, geometry, step, architecture)
 
-    monkeypatch.setattr(Program, "_kernel", found)
+    monkeypatch.setattr(ReadBuild, "_kernel", found)
 
 
 def test_a_missing_version_costs_its_row_only(command, fitted: Path, monkeypatch) -> None:
@@ -290,9 +290,9 @@ def run_with_fused(path: Path) -> Path:
 def test_fit_checks_one_launch(command, fitted: Path, tmp_path: Path, monkeypatch) -> None:
     """A row of one launch changes no number; how far the model is off for it is said, also by later predictions."""
     measured = run_with_fused(tmp_path / "bench.json")
-    real = Program.fused
-    own = Program.open(ONE_LAUNCH, "sm_90")
-    monkeypatch.setattr(Program, "fused", lambda self, call, gpu: real(own, call, gpu))
+    real = ReadBuild.fused
+    own = ReadBuild.open(ONE_LAUNCH, "sm_90")
+    monkeypatch.setattr(ReadBuild, "fused", lambda self, call, gpu: real(own, call, gpu))
     ended = command("predict", "--kernels", BUILD, "--fit", measured, tmp_path / "out.json")
     assert ended.code == 0, ended.err
     assert "fused plain both 4-byte M=1 uniform" in ended.out

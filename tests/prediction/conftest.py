@@ -17,7 +17,7 @@ from sm70_moe.prediction.fit import fit
 from sm70_moe.prediction.hardware import GPUS
 from sm70_moe.prediction.measurements import Run, load_run
 from sm70_moe.prediction.parameters import Fitted
-from sm70_moe.prediction.program import Program, steps_of
+from sm70_moe.prediction.readbuild import ReadBuild, steps_of
 from sm70_moe.prediction.routing import Routing
 from sm70_moe.prediction.work import Call
 
@@ -38,9 +38,9 @@ def frozen_steps(call: Call, architecture: str) -> tuple[Step, ...]:
     return tuple(Step(source, kernel, grid=tuple(grid), axes=axes) for source, kernel, grid in steps[str(call.tokens)])
 
 
-def as_kept(program: Program) -> Program:
-    """A program of the kept build with its own manifests and steps."""
-    return replace(program, manifests=load_manifests(DATA / "manifests"), steps=frozen_steps)
+def as_kept(build: ReadBuild) -> ReadBuild:
+    """A build of the kept build with its own manifests and steps."""
+    return replace(build, manifests=load_manifests(DATA / "manifests"), steps=frozen_steps)
 
 
 @pytest.fixture(scope="session")
@@ -50,13 +50,13 @@ def frozen() -> Path:
 
 
 @pytest.fixture(scope="session")
-def volta(frozen: Path) -> Program:
-    return as_kept(Program.open(frozen, "sm_70"))
+def volta(frozen: Path) -> ReadBuild:
+    return as_kept(ReadBuild.open(frozen, "sm_70"))
 
 
 @pytest.fixture(scope="session")
-def hopper(frozen: Path) -> Program:
-    return as_kept(Program.open(frozen, "sm_90"))
+def hopper(frozen: Path) -> ReadBuild:
+    return as_kept(ReadBuild.open(frozen, "sm_90"))
 
 
 @pytest.fixture(scope="session")
@@ -65,18 +65,18 @@ def one_launch() -> Path:
     return DATA / "one-launch" / "build"
 
 
-def with_fused(folder: Path, architecture: str) -> Program:
+def with_fused(folder: Path, architecture: str) -> ReadBuild:
     """That build with its own manifests; what is launched for one token follows from the sizes alone."""
-    return replace(Program.open(folder, architecture), manifests=load_manifests(folder.parent / "manifests"))
+    return replace(ReadBuild.open(folder, architecture), manifests=load_manifests(folder.parent / "manifests"))
 
 
 @pytest.fixture(scope="session")
-def volta_fused(one_launch: Path) -> Program:
+def volta_fused(one_launch: Path) -> ReadBuild:
     return with_fused(one_launch, "sm_70")
 
 
 @pytest.fixture(scope="session")
-def hopper_fused(one_launch: Path) -> Program:
+def hopper_fused(one_launch: Path) -> ReadBuild:
     return with_fused(one_launch, "sm_90")
 
 
@@ -86,7 +86,7 @@ def run() -> Run:
 
 
 @pytest.fixture(scope="session")
-def fitted(run: Run, hopper: Program) -> Fitted:
+def fitted(run: Run, hopper: ReadBuild) -> Fitted:
     return fit(run, hopper, FIRST, GPUS["h200"], "2026-11-29")
 
 

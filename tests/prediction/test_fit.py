@@ -15,13 +15,13 @@ from sm70_moe.prediction.hardware import GPUS
 from sm70_moe.prediction.layer import microseconds
 from sm70_moe.prediction.measurements import Run, load_run, run_of
 from sm70_moe.prediction.parameters import BOUNDS, NAMES, Fitted, Parameters, load_fitted
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.readbuild import ReadBuild
 from sm70_moe.timings import SEPARATOR
 
 H200 = GPUS["h200"]
 
 
-def test_finds_the_numbers_that_made_the_measurements(run: Run, hopper: Program, call) -> None:
+def test_finds_the_numbers_that_made_the_measurements(run: Run, hopper: ReadBuild, call) -> None:
     """Times made by the model itself give its parameters back."""
     truth = Parameters(launch=0.7, reached=0.88, efficiency=0.6, serial=0.4, latency=1.5, hidden=0.6)
     points = points_of(run, hopper, call(1).geometry, H200)
@@ -64,7 +64,7 @@ def test_residuals_are_no_larger_than_left_out_errors(fitted: Fitted) -> None:
     assert mean <= fitted.spread
 
 
-def test_deterministic(run: Run, hopper: Program, fitted: Fitted, call) -> None:
+def test_deterministic(run: Run, hopper: ReadBuild, fitted: Fitted, call) -> None:
     """The same measurements, the same numbers."""
     assert fit(run, hopper, call(1).geometry, H200, "2026-11-29") == fitted
 
@@ -126,27 +126,27 @@ def test_full_disk(fitted: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("made.json", "old")]
 
 
-def test_times_of_other_code(run: Run, hopper: Program, call) -> None:
+def test_times_of_other_code(run: Run, hopper: ReadBuild, call) -> None:
     """Both builds are named; a file that says where its numbers come from is believed."""
     with pytest.raises(SettingsError, match=rf"by hand.*{hopper.cubins.id}"):
         fit(replace(run, documented=False), hopper, call(1).geometry, H200, "")
 
 
-def test_times_of_another_geometry(run: Run, hopper: Program, call) -> None:
+def test_times_of_another_geometry(run: Run, hopper: ReadBuild, call) -> None:
     """The model is asked about one geometry."""
     other = replace(call(1).geometry, group=64)
     with pytest.raises(SettingsError, match="64"):
         fit(replace(run, geometry=other), hopper, call(1).geometry, H200, "")
 
 
-def test_times_that_no_numbers_describe(run: Run, hopper: Program, call) -> None:
+def test_times_that_no_numbers_describe(run: Run, hopper: ReadBuild, call) -> None:
     """Nothing is written that nobody could load."""
     rows = tuple(replace(row, microseconds=0.02) for row in run.rows if row.arm != SEPARATOR)
     with pytest.raises(SettingsError, match="no fit"):
         fit(replace(run, rows=rows), hopper, call(1).geometry, H200, "")
 
 
-def test_slow_separator(run: Run, hopper: Program, call) -> None:
+def test_slow_separator(run: Run, hopper: ReadBuild, call) -> None:
     """A row takes longer than the separating kernel that it includes."""
     rows = tuple(replace(row, microseconds=1e5) if row.arm == SEPARATOR else row for row in run.rows)
     with pytest.raises(SettingsError, match="100000"):
@@ -163,13 +163,13 @@ def test_damaged_numbers(content: str, tmp_path: Path) -> None:
         load_run(tmp_path / "bad.json")
 
 
-def test_measurements_of_another_gpu(run: Run, hopper: Program, call) -> None:
+def test_measurements_of_another_gpu(run: Run, hopper: ReadBuild, call) -> None:
     """A fit on a V100's times would be one of an H200's code."""
     with pytest.raises(SettingsError, match="Tesla V100"):
         fit(replace(run, gpu="Tesla V100-SXM2-16GB"), hopper, call(1).geometry, H200, "")
 
 
-def test_too_few_rows(run: Run, hopper: Program, call) -> None:
+def test_too_few_rows(run: Run, hopper: ReadBuild, call) -> None:
     """Six numbers take at least twelve rows."""
     with pytest.raises(SettingsError, match="12"):
         fit(replace(run, rows=run.rows[:8]), hopper, call(1).geometry, H200, "")

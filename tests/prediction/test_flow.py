@@ -10,14 +10,12 @@ from sm70_moe.kernels.machinecode.elf import Cubin
 from sm70_moe.kernels.machinecode.flow import Role, flow
 from sm70_moe.kernels.machinecode.pipes import Pipe, pipe_of
 from sm70_moe.kernels.machinecode.tasks import tasks
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.readbuild import ReadBuild
 
 
-def cubin(program: Program, source: str, architecture: str) -> Cubin:
-    image = next(
-        i for i in program.cubins.images if (i.version.source, i.version.architecture) == (source, architecture)
-    )
-    return Cubin.parse(program.cubins.read(image))
+def cubin(build: ReadBuild, source: str, architecture: str) -> Cubin:
+    image = next(i for i in build.cubins.images if (i.version.source, i.version.architecture) == (source, architecture))
+    return Cubin.parse(build.cubins.read(image))
 
 
 @pytest.mark.parametrize(
@@ -58,21 +56,21 @@ def test_pipes(opcode: int, pipe: Pipe) -> None:
     assert pipe_of(opcode) is pipe
 
 
-def test_instructions_per_scheduler_at_one_token(hopper: Program, call) -> None:
+def test_instructions_per_scheduler_at_one_token(hopper: ReadBuild, call) -> None:
     """w13_1 on an H200: a counter said 1,378 issued a scheduler (of an earlier version); within 8 %."""
     work = hopper.works(call(1), "sm_90")[0]
     assert work.kernel == "w13_1"
     assert work.slots / (132 * 4) == pytest.approx(1378, rel=0.08)
 
 
-def test_instructions_at_eight_tokens(hopper: Program, call) -> None:
+def test_instructions_at_eight_tokens(hopper: ReadBuild, call) -> None:
     """w13_8 on an H200: 6.2 million in all (an earlier version); within 8 %."""
     work = hopper.works(call(8), "sm_90")[0]
     assert work.kernel == "w13_8"
     assert work.slots == pytest.approx(6.2e6, rel=0.08)
 
 
-def test_instructions_per_warp(hopper: Program, call) -> None:
+def test_instructions_per_warp(hopper: ReadBuild, call) -> None:
     """About 390 of W13."""
     assert hopper.works(call(1), "sm_90")[0].per_warp == pytest.approx(390, rel=0.05)
 
@@ -90,7 +88,7 @@ def test_tensor_steps_are_those_of_the_product(volta, hopper, call, tokens, kern
     assert needed <= work.instructions[Pipe.TENSOR] <= 1.44 * needed
 
 
-def test_roles_of_a_volta_kernel(volta: Program) -> None:
+def test_roles_of_a_volta_kernel(volta: ReadBuild) -> None:
     """w2_1 has a loop for ids and router weights, one for activations, one for sums and one for results."""
     found = flow(cubin(volta, "decode_w2", "sm_70"), "w2_1")
     loops = [s.role for s in found.stretches if not s.entered and s.role not in (Role.ALL, Role.LAST)]
@@ -98,13 +96,13 @@ def test_roles_of_a_volta_kernel(volta: Program) -> None:
     assert (found.threads, found.barriers) == (288, 3)
 
 
-def test_one_warp_looks_for_tokens_on_an_h200(hopper: Program, volta: Program) -> None:
+def test_one_warp_looks_for_tokens_on_an_h200(hopper: ReadBuild, volta: ReadBuild) -> None:
     """In w13_8 one warp scans the ids for its block; before sm_90 every warp does."""
     assert flow(cubin(hopper, "decode_w13", "sm_90"), "w13_8").counts(Role.ONE).total() > 50
     assert flow(cubin(volta, "decode_w13", "sm_70"), "w13_8").counts(Role.ONE).total() == 0
 
 
-def test_blocks_without_work_leave_early(volta: Program) -> None:
+def test_blocks_without_work_leave_early(volta: ReadBuild) -> None:
     """w13_8 has such blocks, and they run a small part of it; with one token there are none."""
     found = flow(cubin(volta, "decode_w13", "sm_70"), "w13_8")
     assert 0 < sum(found.leaving.values()) < found.counts(Role.ALL).total() / 3
@@ -120,8 +118,8 @@ def test_blocks_without_work_leave_early(volta: Program) -> None:
 )
 def test_tasks_of_one_launch(volta_fused, hopper_fused, architecture, threads, bound, loops) -> None:
     """fused_1 has a loop of W13's tasks and one of W2's; in these the loops of the two kernels, and one that waits."""
-    program = volta_fused if architecture == "sm_70" else hopper_fused
-    found = tasks(cubin(program, "decode_fused", architecture), "fused_1")
+    build = volta_fused if architecture == "sm_70" else hopper_fused
+    found = tasks(cubin(build, "decode_fused", architecture), "fused_1")
     assert [each.threads for each in found.each] == threads
     assert found.threads == bound
     first, second = (
@@ -131,7 +129,7 @@ def test_tasks_of_one_launch(volta_fused, hopper_fused, architecture, threads, b
     assert [each.barriers for each in found.each] == [3, 5]
 
 
-def test_every_instruction_of_one_launch_is_looked_at(volta_fused: Program) -> None:
+def test_every_instruction_of_one_launch_is_looked_at(volta_fused: ReadBuild) -> None:
     """What is not counted is W13's detour of slots without an expert: a store and a few around it."""
     code = cubin(volta_fused, "decode_fused", "sm_70")
     found = tasks(code, "fused_1")
@@ -140,20 +138,20 @@ def test_every_instruction_of_one_launch_is_looked_at(volta_fused: Program) -> N
     assert 0 <= len(instructions(code, "fused_1")) - counted < 20
 
 
-def test_kernels_of_two_launches_have_no_tasks(volta: Program, hopper: Program) -> None:
+def test_kernels_of_two_launches_have_no_tasks(volta: ReadBuild, hopper: ReadBuild) -> None:
     """Their loops hold products, and the results stand behind them."""
-    for program, architecture in ((volta, "sm_70"), (hopper, "sm_90")):
+    for build, architecture in ((volta, "sm_70"), (hopper, "sm_90")):
         for source, kernel in (("decode_w13", "w13_8"), ("decode_w2", "w2_1"), ("decode_w2", "w2_8")):
-            assert tasks(cubin(program, source, architecture), kernel).each == ()
+            assert tasks(cubin(build, source, architecture), kernel).each == ()
 
 
-def test_unknown_kernel(volta: Program) -> None:
+def test_unknown_kernel(volta: ReadBuild) -> None:
     """It is named, and so are those that there are."""
     with pytest.raises(BackendError, match=r"w9.*w13_1, w13_8"):
         instructions(cubin(volta, "decode_w13", "sm_70"), "w9")
 
 
-def test_architectures_whose_branches_are_not_known(volta: Program) -> None:
+def test_architectures_whose_branches_are_not_known(volta: ReadBuild) -> None:
     """sm_100 and later are refused rather than read wrongly."""
     own = cubin(volta, "decode_w13", "sm_70")
     with pytest.raises(BackendError, match="sm_100"):

@@ -18,7 +18,7 @@ from sm70_moe.prediction.hardware import GPUS, Range
 from sm70_moe.prediction.measurements import Measured, Run
 from sm70_moe.prediction.model import Setting, floor, parts_of
 from sm70_moe.prediction.parameters import Fitted, Parameters, load_fitted
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.readbuild import ReadBuild
 from sm70_moe.prediction.spread import layer_time
 
 V100, H200 = GPUS["v100-sxm2-16"], GPUS["h200"]
@@ -26,7 +26,7 @@ NUMBERS = Parameters(launch=0.6, reached=0.9, efficiency=0.7, serial=0.5, latenc
 
 
 @pytest.fixture(scope="session")
-def fused(volta_fused: Program, call) -> Fused:
+def fused(volta_fused: ReadBuild, call) -> Fused:
     return volta_fused.fused(call(1), V100)
 
 
@@ -39,7 +39,7 @@ def test_first_contract_on_a_v100(fused: Fused) -> None:
     assert (fused.first.registers, fused.first.bytes, fused.second.bytes) == (64, 5_120_000, 2_560_000)
 
 
-def test_first_contract_on_an_h200(hopper_fused: Program, call) -> None:
+def test_first_contract_on_an_h200(hopper_fused: ReadBuild, call) -> None:
     """Not more blocks than tasks, though more would fit."""
     found = hopper_fused.fused(call(1), H200)
     assert (found.blocks, found.warps, found.first.warps, found.second.warps) == (400, 7, 5, 7)
@@ -49,21 +49,21 @@ def test_first_contract_on_an_h200(hopper_fused: Program, call) -> None:
 @pytest.mark.parametrize(("architecture", "gpu", "each"), [("sm_70", V100, 8), ("sm_90", H200, 1)])
 def test_tensor_steps_are_those_of_the_products(volta_fused, hopper_fused, call, architecture, gpu, each) -> None:
     """W13 has none too many; places of W2 that have nothing to do are 44 % on sm_70, 12 % on sm_90."""
-    program = volta_fused if architecture == "sm_70" else hopper_fused
-    found = program.fused(call(1), gpu)
+    build = volta_fused if architecture == "sm_70" else hopper_fused
+    found = build.fused(call(1), gpu)
     assert found.first.instructions[Pipe.TENSOR] == 80 * 400 * each
     needed = 10 * 5 * 320 * each
     assert needed <= found.second.instructions[Pipe.TENSOR] <= 1.44 * needed
 
 
-def test_instructions_are_about_those_of_two_launches(volta_fused: Program, call, fused: Fused) -> None:
+def test_instructions_are_about_those_of_two_launches(volta_fused: ReadBuild, call, fused: Fused) -> None:
     """The bodies are the same: 15 % apart at most, and no more than both with what stands around the loops."""
     two = volta_fused.works(call(1), "sm_70")
     for one, other in zip(fused.works, two, strict=True):
         assert one.slots == pytest.approx(other.slots, rel=0.15)
 
 
-def test_fewer_resident_blocks_take_several_tasks(volta_fused: Program, call, fused: Fused) -> None:
+def test_fewer_resident_blocks_take_several_tasks(volta_fused: ReadBuild, call, fused: Fused) -> None:
     """Forty multiprocessors hold 200 blocks; each goes round twice, and W2's second task was not asked for ahead."""
     small = replace(V100, multiprocessors=40)
     found = volta_fused.fused(call(1), small)
@@ -143,7 +143,7 @@ def test_never_below_the_floor_and_no_miracle(volta_fused, call, fused, latency,
     assert layer_time(two, setting) - total <= fixed
 
 
-def test_range(volta_fused: Program, fitted: Fitted, call) -> None:
+def test_range(volta_fused: ReadBuild, fitted: Fitted, call) -> None:
     """Floor, low, likely and high; what is saved lies in its range and within a launch and a first touch."""
     made = forecast(volta_fused, call(1), V100, fitted)
     assert made.fused is not None
@@ -155,7 +155,7 @@ def test_range(volta_fused: Program, fitted: Fitted, call) -> None:
     assert saved.high < 2 * (V100.launch.high + made.parts[1].first)
 
 
-def test_two_launches_do_not_depend_on_the_barrier(volta_fused: Program, fitted: Fitted, call) -> None:
+def test_two_launches_do_not_depend_on_the_barrier(volta_fused: ReadBuild, fitted: Fitted, call) -> None:
     """Its facts are drawn apart from the others."""
     slow = replace(V100, trips=Range(10, 11, 12))
     usual, other = (forecast(volta_fused, call(1), gpu, fitted) for gpu in (V100, slow))
@@ -165,7 +165,7 @@ def test_two_launches_do_not_depend_on_the_barrier(volta_fused: Program, fitted:
 
 
 @pytest.mark.parametrize("tokens", [2, 8])
-def test_more_tokens_have_no_such_kernel(volta_fused: Program, fitted: Fitted, call, tokens: int) -> None:
+def test_more_tokens_have_no_such_kernel(volta_fused: ReadBuild, fitted: Fitted, call, tokens: int) -> None:
     """And nothing is said of it."""
     made = forecast(volta_fused, call(tokens), V100, fitted)
     assert made.fused is None
@@ -173,13 +173,13 @@ def test_more_tokens_have_no_such_kernel(volta_fused: Program, fitted: Fitted, c
 
 
 @pytest.mark.parametrize(("metadata", "named"), [("3-byte", "decode_fused"), ("2.5-byte", "2.5-byte")])
-def test_versions_that_are_missing_are_named(volta_fused: Program, call, metadata: str, named: str) -> None:
+def test_versions_that_are_missing_are_named(volta_fused: ReadBuild, call, metadata: str, named: str) -> None:
     """One that the build lacks, and one that there is none of."""
     with pytest.raises(BackendError, match=named):
         volta_fused.fused(call(1, metadata), V100)
 
 
-def test_build_without_it(volta: Program, fitted: Fitted, call) -> None:
+def test_build_without_it(volta: ReadBuild, fitted: Fitted, call) -> None:
     """Two launches are predicted all the same, and the reason stands in the record."""
     made = forecast(volta, call(1), V100, fitted)
     assert made.fused is None
@@ -190,7 +190,7 @@ def test_build_without_it(volta: Program, fitted: Fitted, call) -> None:
 ROW = Measured("fused", "plain", "both", "4-byte", 1, "uniform", 10.0, 20.0)
 
 
-def test_rows_of_an_h200_are_a_check(run: Run, hopper, hopper_fused: Program, fitted: Fitted, call) -> None:
+def test_rows_of_an_h200_are_a_check(run: Run, hopper, hopper_fused: ReadBuild, fitted: Fitted, call) -> None:
     """Fitted numbers stay as they are; the error beside them is the model's over the measurement."""
     more = replace(run, rows=(*run.rows, ROW))
     geometry = call(1).geometry
@@ -201,7 +201,7 @@ def test_rows_of_an_h200_are_a_check(run: Run, hopper, hopper_fused: Program, fi
     assert made.checks == {ROW.name: pytest.approx((time + run.separator(ROW)) / 20.0 - 1, abs=1e-4)}
 
 
-def test_no_rows_no_check(run: Run, hopper: Program, fitted: Fitted, call) -> None:
+def test_no_rows_no_check(run: Run, hopper: ReadBuild, fitted: Fitted, call) -> None:
     """Then a build does not need the kernel; with a row it does."""
     assert with_checks(fitted, run, hopper, call(1).geometry, H200).checks == {}
     with pytest.raises(BackendError, match="decode_fused"):
@@ -216,7 +216,7 @@ def test_files_from_before_have_no_checks(fitted: Fitted) -> None:
     assert isinstance(load_fitted().checks, dict)
 
 
-def test_a_v100s_row_is_compared(volta: Program, volta_fused: Program, fitted: Fitted, call) -> None:
+def test_a_v100s_row_is_compared(volta: ReadBuild, volta_fused: ReadBuild, fitted: Fitted, call) -> None:
     """With the range of one launch; where the build lacks the kernel the other rows are compared all the same."""
     two = replace(ROW, arm="ours")
     run = Run("Tesla V100-SXM2-16GB", "b", "p", "test", "", (two, ROW))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sm70_moe.prediction.hardware import GPUS
 from sm70_moe.prediction.model import Setting, floor, parts_of, roofline
 from sm70_moe.prediction.parameters import Fitted, Parameters
-from sm70_moe.prediction.program import Program
 from sm70_moe.prediction.queue import flow_rate, steady
+from sm70_moe.prediction.readbuild import ReadBuild
 from sm70_moe.prediction.work import Work
 
 V100 = GPUS["v100-sxm2-16"]
@@ -43,13 +43,13 @@ def test_a_lone_block_waits_for_everything() -> None:
     assert flow_rate(1, 2.0, 3.0, 5.0) == pytest.approx(0.1)
 
 
-def work(volta: Program, call, tokens: int) -> tuple[Work, ...]:
+def work(volta: ReadBuild, call, tokens: int) -> tuple[Work, ...]:
     return volta.works(call(tokens), "sm_70")
 
 
 @settings(deadline=None, max_examples=30)
 @given(tokens=st.integers(1, 8), more=st.floats(1.0, 3.0))
-def test_more_is_never_faster(volta: Program, call, tokens: int, more: float) -> None:
+def test_more_is_never_faster(volta: ReadBuild, call, tokens: int, more: float) -> None:
     """Bytes and instructions up, clock and bandwidth down: each makes every kernel slower or leaves it."""
     setting = Setting.likely(V100, NUMBERS)
     for one in work(volta, call, tokens):
@@ -71,7 +71,7 @@ def test_more_is_never_faster(volta: Program, call, tokens: int, more: float) ->
     serial=st.floats(0, 1),
     latency=st.floats(0.3, 3),
 )
-def test_never_below_the_floor(volta: Program, call, tokens, efficiency, serial, latency) -> None:
+def test_never_below_the_floor(volta: ReadBuild, call, tokens, efficiency, serial, latency) -> None:
     """No parameters make a kernel faster than its bytes, nor than the same bytes with nothing done to them."""
     numbers = replace(NUMBERS, efficiency=efficiency, serial=serial, latency=latency)
     setting = Setting.likely(V100, numbers)
@@ -82,7 +82,7 @@ def test_never_below_the_floor(volta: Program, call, tokens, efficiency, serial,
 
 
 @pytest.mark.parametrize(("tokens", "nominal"), [(1, 8.5), (4, 33), (8, 64)])
-def test_floors_are_those_of_perf(volta: Program, call, tokens: int, nominal: float) -> None:
+def test_floors_are_those_of_perf(volta: ReadBuild, call, tokens: int, nominal: float) -> None:
     """7.68 MB, 29.8 MB and 57.4 MB at 900 GB/s."""
     assert sum(floor(one, V100) for one in work(volta, call, tokens)) == pytest.approx(nominal, rel=0.01)
 

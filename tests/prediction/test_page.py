@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from sm70_moe.cli.app import app
 from sm70_moe.errors import BackendError
 from sm70_moe.prediction.hardware import GPUS, Range
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.readbuild import ReadBuild
 
 PAGE = (Path(__file__).parents[2] / "docs" / "prediction.md").read_text(encoding="utf-8")
 
@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "prediction.md").read_text(encoding
 def own_kernels() -> None:
     """The package's own build, of these sources; a skip without one."""
     try:
-        stale = [Program.open(None, architecture).stale for architecture in ("sm_70", "sm_90")]
+        stale = [ReadBuild.open(None, architecture).stale for architecture in ("sm_70", "sm_90")]
     except BackendError as error:
         pytest.skip(str(error))
     if any(stale):
@@ -85,7 +85,7 @@ def test_facts_are_those_of_the_code(name: str, known: Range) -> None:
     assert [float(cell) for cell in row.split("|")[2:5]] == [known.low, known.likely, known.high]
 
 
-def test_counts_are_those_of_the_kernels(hopper: Program, call) -> None:
+def test_counts_are_those_of_the_kernels(hopper: ReadBuild, call) -> None:
     """Beside the hardware's counters stands what is counted on the cubins that are kept for the tests."""
     one, eight = (hopper.works(call(tokens), "sm_90")[0].slots for tokens in (1, 8))
     assert f"`w13_1` at M = 1 {one / 132 / 4:,.0f} instructions a scheduler" in PAGE

@@ -12,7 +12,7 @@ from sm70_moe.kernels.machinecode.flow import Flow, Role, Stretch
 from sm70_moe.kernels.machinecode.pipes import Pipe
 from sm70_moe.prediction.hardware import GPUS, gpu_of
 from sm70_moe.prediction.occupancy import resident_blocks
-from sm70_moe.prediction.program import Program
+from sm70_moe.prediction.readbuild import ReadBuild
 from sm70_moe.prediction.routing import SERVED, Routing
 from sm70_moe.prediction.work import Image, per_block
 
@@ -39,14 +39,14 @@ def test_bytes_of_an_expert(call, metadata: str, w13: int, w2: int) -> None:
     assert (made.expert_bytes("w13"), made.expert_bytes("w2")) == (w13, w2)
 
 
-def test_blocks_of_the_first_contract(volta: Program, call) -> None:
+def test_blocks_of_the_first_contract(volta: ReadBuild, call) -> None:
     """At one token 400 octets are five blocks for each multiprocessor of a V100, and all have work."""
     first, second = volta.works(call(1), "sm_70")
     assert (first.blocks, first.live, first.warps) == (400, 400, 5)
     assert (second.blocks, second.live) == (320, 320)
 
 
-def test_blocks_with_work_at_eight_tokens(volta: Program, call) -> None:
+def test_blocks_with_work_at_eight_tokens(volta: ReadBuild, call) -> None:
     """One for each octet and distinct expert; the others leave."""
     first = volta.works(call(8), "sm_70")[0]
     assert first.blocks == 3200
@@ -69,7 +69,7 @@ def test_resident_blocks(gpu: str, threads: int, registers: int, shared: int, ex
     assert resident_blocks(GPUS[gpu], threads, registers, shared) == expected
 
 
-def test_too_many_tokens(volta: Program, call) -> None:
+def test_too_many_tokens(volta: ReadBuild, call) -> None:
     """Nine have no native kernels."""
     with pytest.raises(SettingsError, match=r"9.*1 to 8"):
         volta.works(call(9), "sm_70")
@@ -78,13 +78,13 @@ def test_too_many_tokens(volta: Program, call) -> None:
 def test_architecture_that_was_not_built(frozen) -> None:
     """The message says what there is."""
     with pytest.raises(BackendError, match=r"sm_75.*sm_70, sm_90"):
-        Program.open(frozen, "sm_75")
+        ReadBuild.open(frozen, "sm_75")
 
 
 def test_no_build(tmp_path) -> None:
     """A prediction is read off machine code."""
     with pytest.raises(BackendError, match="no native build"):
-        Program.open(tmp_path, "sm_70")
+        ReadBuild.open(tmp_path, "sm_70")
 
 
 def test_unknown_gpu_and_routing() -> None:

@@ -52,7 +52,7 @@ def case_of(call: Call, architecture: str) -> Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ReadBuild:
     """A build that is read: `stale` if the installed sources would give another.
 
     `steps` says what is launched for a call on an architecture.
@@ -65,7 +65,7 @@ class Program:
     _read: dict[tuple[str, str], tuple[Cubin, Census]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def open(cls, folder: Path | None, architecture: str) -> Program:
+    def open(cls, folder: Path | None, architecture: str) -> ReadBuild:
         """The build in a folder, or the installed one. Raises BackendError if it lacks the architecture."""
         cubins = Cubins.open(folder or INSTALLED)
         if cubins is None:

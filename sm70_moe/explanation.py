@@ -139,6 +139,8 @@ def build_line(plan: Plan) -> str:
     }
     exact = all(build.made_for(name, found) for name in natives)
     which = "" if not natives else ", kernels made for these sizes" if exact else ", kernels for any sizes"
+    if build.id != build.expected:
+        return f"native build: stale, {build.id}"  # no id at all where its record cannot be read
     return f"native build: {build.id[:16]}{which}"
 
 

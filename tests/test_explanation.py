@@ -74,6 +74,13 @@ def test_build_line(sizes: dict, told: str) -> None:
     assert line == f"native build: {build.id[:16]}{told}"
 
 
+def test_build_line_of_a_stale_build() -> None:
+    """Said, and whole: where a record cannot be read, the text stands in the id's place."""
+    build = replace(fake_build("cuda:0"), id="unreadable: /somewhere/BUILD.json is cut short", sizes={"qpn": (EXACT,)})
+    line = build_line(Plan(admit(FIRST, settings(), contract_facts(FIRST), fake_machine(build=build))))
+    assert line == "native build: stale, unreadable: /somewhere/BUILD.json is cut short"
+
+
 def test_build_line_without_a_build() -> None:
     """None is there, or nobody looked."""
     none = fake_machine(build="missing")

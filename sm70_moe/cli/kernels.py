@@ -9,7 +9,7 @@ import typer
 
 from sm70_moe.cli.output import AsJson, console, print_json, table
 from sm70_moe.decision import Plain
-from sm70_moe.errors import BackendError
+from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.kernels.build import INSTALLED, SOURCES, expected_id
 from sm70_moe.kernels.build.gate import Row, survey
 from sm70_moe.kernels.build.images import Cubins
@@ -31,17 +31,22 @@ def kernels(
     if cubins is None:
         raise BackendError(f"{own or INSTALLED}: no native build; accepted is a folder with one, or an installation")
     stale = cubins.id != expected_id(cubins, own=own is None)
-    rows = [
-        row
-        for row in survey(cubins, load_manifests(SOURCES))
-        if architecture in (None, row.found.architecture) and kernel in (None, row.found.kernel)
-    ]
+    every = list(survey(cubins, load_manifests(SOURCES)))
+    check_choice("--arch", architecture, {row.found.architecture for row in every})
+    check_choice("--kernel", kernel, {row.found.kernel for row in every})
+    rows = [r for r in every if architecture in (None, r.found.architecture) and kernel in (None, r.found.kernel)]
     if as_json:
         print_json({"id": cubins.id, "stale": stale, "kernels": [record(row) for row in rows]})
     else:
         show(cubins, stale, rows)
     if any(row.overruns for row in rows):
         raise typer.Exit(1)
+
+
+def check_choice(option: str, chosen: str | None, there: set[str]) -> None:
+    """SettingsError for what the build does not have."""
+    if chosen is not None and chosen not in there:
+        raise SettingsError(f"{option} {chosen!r}: not in this build; accepted are {', '.join(sorted(there))}")
 
 
 def record(row: Row) -> Plain:

@@ -56,6 +56,9 @@ def prepare(
         selected = [layer for layer in selected if layer.index is not None]
     if not selected:
         raise CheckpointError(f"{folder}: no mixture-of-experts layer" + (f" among {chosen}" if chosen else ""))
+    fewest = min((layer.experts for layer in selected if layer.experts), default=ep)
+    if ep > fewest:
+        raise SettingsError(f"--ep {ep}: more ranks than a layer's {fewest} experts; accepted are 1 to {fewest}")
     run(jobs, selected, tuple(product(range(tp), range(ep))), tp, ep, out, report)
     if as_json:
         print_json(report.record())

@@ -57,9 +57,11 @@ def check_device(device: str) -> None:
         ) from error
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
+    except (RuntimeError, AssertionError, ImportError) as error:  # ImportError: a device of another package
+        first = str(error).splitlines()[0][:200]  # torch goes on with every device that it has heard of
         raise SettingsError(f"--device {device!r}: {first}; accepted are cpu and the GPUs of this torch") from error
+    if torch.device(device).type == "meta":
+        raise SettingsError(f"--device {device!r}: holds no numbers; accepted are cpu and the GPUs of this torch")
 
 
 def run(

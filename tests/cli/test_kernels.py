@@ -69,6 +69,16 @@ def test_table(command, sources: Path, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("option", "there"), [("--arch", "sm_90"), ("--kernel", "spills")])
+def test_a_choice_that_is_not_there(command, sources: Path, tmp_path: Path, option: str, there: str) -> None:
+    """Exit 2: an empty table would look like a build without kernels."""
+    build(command, tmp_path / "out")
+    ended = command("kernels", tmp_path / "out", option, "none")
+    assert ended.code == 2
+    assert f"{option} 'none'" in ended.err
+    assert there in ended.err
+
+
 def test_the_setting_names_the_build(command, sources: Path, tmp_path: Path, monkeypatch) -> None:
     """Without an argument it is the build in use."""
     build(command, tmp_path / "out")

@@ -102,6 +102,14 @@ def test_a_cut_that_is_refused(command, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_more_ranks_than_experts(command, tmp_path: Path) -> None:
+    """Files of ranks that have no expert are not written: exit code 2 that names both numbers."""
+    ended = command("prepare", TINY, tmp_path / "out", "--ep", 1000)
+    assert ended.code == 2
+    assert "--ep 1000" in ended.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_output_that_cannot_be_written(command, tmp_path: Path) -> None:
     """A file in the place of the folder: exit code 2 that names it."""
     (tmp_path / "file").write_text("mine")

@@ -64,6 +64,8 @@ def test_verify_exits_1_for_a_wrong_kernel(command, monkeypatch: pytest.MonkeyPa
         (("--policy", "nothing"), ("nothing",)),
         (("--device", "tpu"), ("--device 'tpu'",)),
         (("--device", "cuda:99"), ("--device 'cuda:99'",)),
+        (("--device", "hpu"), ("--device 'hpu'", "cpu")),
+        (("--device", "meta"), ("--device 'meta'", "cpu")),
     ],
 )
 def test_verify_bad_input_exits_2(command, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

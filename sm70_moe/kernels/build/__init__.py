@@ -89,7 +89,8 @@ def build(
     """Compile everything in `scope` into the folder `out`, which is replaced as a whole.
 
     `cache` keeps compiled cubins between builds. Raises BackendError for a source that does not
-    compile, a compiler that is not installed, and an `out` that holds something other than a build.
+    compile, a compiler that is not installed, and an `out` that holds something other than a build or cannot be
+    written.
     """
     check_target(out)
     sources = sources or SOURCES
@@ -99,11 +100,17 @@ def build(
     headers = headers_of(sources)
     texts = {name: (sources / f"{name}.cu").read_text(encoding="utf-8") for name in manifests}
     jobs = [job_of(v, manifests[v.source], texts[v.source], headers) for v in versions(manifests.values(), scope)]
-    with replaced(out) as fresh, kept(cache, fresh) as store:
-        missing = [job for job in jobs if not (store / job.key).exists()]
-        compile_jobs(missing, headers, store, workers or cpus(), progress)
-        compiled = {job.version: (store / job.key).read_bytes() for job in jobs}
-        made = Cubins.write(fresh, build_id(scope, sources), COMPILER, scope, compiled)
+    try:
+        with replaced(out) as fresh, kept(cache, fresh) as store:
+            missing = [job for job in jobs if not (store / job.key).exists()]
+            compile_jobs(missing, headers, store, workers or cpus(), progress)
+            compiled = {job.version: (store / job.key).read_bytes() for job in jobs}
+            made = Cubins.write(fresh, build_id(scope, sources), COMPILER, scope, compiled)
+    except OSError as error:
+        where = error.filename or out
+        raise BackendError(
+            f"{out}: cannot be written: {where}: {error.strerror or error}; accepted is a folder"
+        ) from error
     return replace(made, folder=out.resolve())
 
 

@@ -180,6 +180,15 @@ def test_a_build_replaces_an_earlier_one(sources: Path, tmp_path: Path, compiled
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_place_below_a_file(sources: Path, tmp_path: Path, compiled: list[str]) -> None:
+    """Refused by name before anything is compiled, and the file stays."""
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(BackendError, match=r"file.*cannot be written"):
+        build(tmp_path / "file" / "out", SCOPE, sources=sources)
+    assert compiled == []
+    assert (tmp_path / "file").read_text() == "text"
+
+
 def test_nothing_else_is_replaced(sources: Path, tmp_path: Path, compiled: list[str]) -> None:
     """A folder with other contents, a file and a link are refused by name, and stay."""
     folder = tmp_path / "mine"

@@ -286,7 +286,8 @@ class _Case:
 
 
 def all_passed(findings: tuple[Finding, ...]) -> bool:
-    return all(f.status is Status.PASS for f in findings)
+    passed = Status.PASS  # a list and a local name: this is a tenth of an admission's time otherwise
+    return not [finding for finding in findings if finding.status is not passed]
 
 
 LAYER_REASONS = frozenset(

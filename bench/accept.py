@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 import sm70_moe as sm
+from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Call, Trial, same_bits
-from sm70_moe.exemplar import contract_facts
-from sm70_moe.memory import backend
-from sm70_moe.operator import register
+from sm70_moe.plan.memory import backend
+from sm70_moe.runtime.operator import register
 
 DEVICE = "cuda:0"
 TOKENS = (1, 2, 3, 4, 5, 8, 9, 64, 128)

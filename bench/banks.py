@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sm70_moe.banks import octets
 from sm70_moe.evidence.synthetic import pack as pack_awq
-from sm70_moe.kernels.reference import AwqExpert, AwqMatrix
-from sm70_moe.weights import octets
+from sm70_moe.reference.arithmetic import AwqExpert, AwqMatrix
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -11,7 +11,7 @@ from driver import Cuda
 from kernels import Decode
 
 from sm70_moe.evidence.trial import Call, Trial
-from sm70_moe.kernels.reference import AwqExpert, Reference
+from sm70_moe.reference.arithmetic import AwqExpert, Reference
 
 CHECKS: list[tuple[str, bool]] = []
 EVERY_M = (1, 2, 3, 4, 5, 6, 7, 8)

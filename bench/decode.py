@@ -26,7 +26,7 @@ import timing  # noqa: E402
 from driver import Cuda  # noqa: E402
 
 from sm70_moe.evidence.trial import Trial  # noqa: E402
-from sm70_moe.kernels.reference import Reference  # noqa: E402
+from sm70_moe.reference.arithmetic import Reference  # noqa: E402
 
 
 def rehearse() -> None:

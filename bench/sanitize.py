@@ -21,12 +21,12 @@ from itertools import product
 
 import torch
 
+from sm70_moe.banks.banks import Banks
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.kernels.native.launch import Launcher, Step
 from sm70_moe.kernels.native.steps import CALL, Case, bank_arguments, decode, numbers
 from sm70_moe.layout import BankLayout, BankShape, Metadata
-from sm70_moe.weights.banks import Banks
-from sm70_moe.weights.loading import prepare
+from sm70_moe.reading.loading import prepare
 
 DEVICE = "cuda:0"
 TOKENS = (1, 2, 4, 8)

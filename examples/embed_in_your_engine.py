@@ -7,9 +7,9 @@ import sys
 import torch
 
 import sm70_moe as sm
-from sm70_moe.operator import register
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.source import CheckpointSource
+from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.reading.source import CheckpointSource
+from sm70_moe.runtime.operator import register
 
 
 def main(folder: str, device: str = "cpu") -> None:

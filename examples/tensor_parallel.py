@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 import sm70_moe as sm
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.source import CheckpointSource
+from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.reading.source import CheckpointSource
 
 
 def build(folder: str, ranks: int, rank: int, device: str, group: dist.ProcessGroup | None) -> sm.MoELayer:

@@ -10,8 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sm70_moe.admission import Admission, admit
-    from sm70_moe.agreement import agree
+    from sm70_moe.admission.admit import Admission, admit
     from sm70_moe.decision import Decision, Finding, Outcome, Reason, Status
     from sm70_moe.errors import (
         AdmissionRefused,
@@ -25,20 +24,22 @@ if TYPE_CHECKING:
         Sm70MoeError,
     )
     from sm70_moe.facts import CallFacts, LayerFacts, TensorFacts
-    from sm70_moe.flags import FlagState
-    from sm70_moe.layer import MoELayer
-    from sm70_moe.machine import Machine, probe
-    from sm70_moe.plan import Plan, compare_plans
+    from sm70_moe.machine.machine import Machine
+    from sm70_moe.machine.probe import probe
+    from sm70_moe.plan.agreement import agree
+    from sm70_moe.plan.plan import Plan, compare_plans
     from sm70_moe.policy import Policy, load_policy
-    from sm70_moe.service import AdmissionService
-    from sm70_moe.settings import Settings
+    from sm70_moe.runtime.layer import MoELayer
+    from sm70_moe.runtime.service import AdmissionService
+    from sm70_moe.settings.flags import FlagState
+    from sm70_moe.settings.settings import Settings
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Admission": "admission",
+    "Admission": "admission.admit",
     "AdmissionRefused": "errors",
-    "AdmissionService": "service",
+    "AdmissionService": "runtime.service",
     "BackendError": "errors",
     "CallFacts": "facts",
     "CheckpointError": "errors",
@@ -46,26 +47,26 @@ _HOMES = {
     "DriftError": "errors",
     "FactsError": "errors",
     "Finding": "decision",
-    "FlagState": "flags",
+    "FlagState": "settings.flags",
     "LayerFacts": "facts",
-    "Machine": "machine",
-    "MoELayer": "layer",
+    "Machine": "machine.machine",
+    "MoELayer": "runtime.layer",
     "Outcome": "decision",
-    "Plan": "plan",
+    "Plan": "plan.plan",
     "Policy": "policy",
     "PolicyError": "errors",
     "RankDisagreement": "errors",
     "Reason": "decision",
-    "Settings": "settings",
+    "Settings": "settings.settings",
     "SettingsError": "errors",
     "Sm70MoeError": "errors",
     "Status": "decision",
     "TensorFacts": "facts",
-    "admit": "admission",
-    "agree": "agreement",
-    "compare_plans": "plan",
+    "admit": "admission.admit",
+    "agree": "plan.agreement",
+    "compare_plans": "plan.plan",
     "load_policy": "policy",
-    "probe": "machine",
+    "probe": "machine.probe",
 }
 
 __all__ = [

@@ -1,13 +1,26 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite, and small checkpoints, whole or broken on purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import structlog
 from hypothesis import settings
+from safetensors.numpy import load_file, save_file
+
+from sm70_moe.checkpoint.sample import write_sample
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+LAYER = "model.layers.0.mlp.experts"
+SIZES = {"hidden": 64, "intermediate": 96, "experts": 3, "top_k": 2, "layers": 1, "group": 32, "seed": 7}
+
 
 # no deadline: a busy machine is no failure, and no test of this suite measures time
 settings.register_profile("suite", deadline=None, print_blob=True)
@@ -50,6 +63,48 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @cache
 def have_gpu() -> bool:
     """Does the driver's management library see a GPU? CUDA is not started."""
-    from sm70_moe.machine import nvml_devices
+    from sm70_moe.machine.devices import nvml_devices
 
     return bool(nvml_devices())
+
+
+@pytest.fixture
+def tiny() -> Path:
+    """A checkpoint that AutoAWQ wrote: 2 layers, 16 experts, hidden 256, intermediate 128, group 32."""
+    return Path(__file__).parent / "data" / "tiny-qwen3-moe-awq"
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """A complete folder of one file: hidden 64, intermediate 96, 3 experts, group 32."""
+    write_sample(tmp_path / "good", **SIZES)
+    return tmp_path / "good"
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """The same in several files with an index."""
+    write_sample(tmp_path / "sharded", **SIZES, shard_bytes=8_000)
+    return tmp_path / "sharded"
+
+
+@pytest.fixture
+def alter(good: Path) -> Callable[..., Path]:
+    """Changes the tensors, top-level config keys or quantization_config keys of the good folder."""
+
+    def change(
+        edit: Callable[[Arrays], Any] | None = None,
+        config: dict[str, Any] | None = None,
+        quantization: dict[str, Any] | None = None,
+    ) -> Path:
+        arrays = load_file(good / "model.safetensors")
+        if edit is not None:
+            edit(arrays)
+        save_file(arrays, good / "model.safetensors")
+        content = json.loads((good / "config.json").read_text())
+        content.update(config or {})
+        content["quantization_config"].update(quantization or {})
+        (good / "config.json").write_text(json.dumps(content))
+        return good
+
+    return change

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import sm70_moe
-from sm70_moe.admission import admit
+from sm70_moe.admission.admit import admit
 from sm70_moe.cli.app import COMMANDS
-from sm70_moe.explanation import explain
 from sm70_moe.facts import CallFacts
-from sm70_moe.layergroup import collapse
-from sm70_moe.plan import Plan
+from sm70_moe.plan.layergroup import collapse
+from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import load_policy, shipped_policies
+from sm70_moe.record.explanation import explain
 from sm70_moe.testing import contract_facts, fake_build, fake_machine, settings
 from sm70_moe.testing.conformance import check_backend
 

@@ -22,7 +22,7 @@ from sm70_moe.benchmark.traffic import expert_bytes, tile_bytes
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.trial import Route
 from sm70_moe.kernels.native.launch import Step
-from sm70_moe.memory import backend
+from sm70_moe.plan.memory import backend
 from sm70_moe.timings import BOTH, DEPENDENT, FLOOR, LEGACY, PLAIN, ROOFLINE, SEPARATOR, W2, W13
 
 LEGACY_LAYERS, LEGACY_REPLAYS = 4, 2

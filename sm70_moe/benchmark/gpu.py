@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from sm70_moe.decision import Plain
-from sm70_moe.machine import nvml_devices, visible_devices
+from sm70_moe.machine.devices import nvml_devices, visible_devices
 
 REASONS: Mapping[int, str] = {
     0x001: "idle",

@@ -16,8 +16,8 @@ from sm70_moe.benchmark.timing import Stopwatch, Timing, all_layers, eagerly, ho
 from sm70_moe.benchmark.verdict import verdict
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import CallFacts
-from sm70_moe.layer import MoELayer
-from sm70_moe.memory import backend
+from sm70_moe.plan.memory import backend
+from sm70_moe.runtime.layer import MoELayer
 from sm70_moe.timings import EAGER
 
 Tell = Callable[[str], None]

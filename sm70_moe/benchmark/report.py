@@ -15,8 +15,9 @@ from sm70_moe.errors import BackendError
 from sm70_moe.kernels.machinecode.census import census
 from sm70_moe.kernels.native.launch import Launcher
 from sm70_moe.kernels.native.steps import STEPS
-from sm70_moe.machine import Machine, installed_version
-from sm70_moe.plan import Plan
+from sm70_moe.machine.machine import Machine
+from sm70_moe.machine.probe import installed_version
+from sm70_moe.plan.plan import Plan
 
 DISTRIBUTIONS = ("torch", "numpy", "cuda-core", "cuda-bindings", "nvidia-ml-py")
 

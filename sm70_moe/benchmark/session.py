@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from sm70_moe.admission import admit
+from sm70_moe.admission.admit import admit
+from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.benchmark.measurement import Findings, first_line, measure
 from sm70_moe.benchmark.native import finding_text
 from sm70_moe.benchmark.place import Place
@@ -16,16 +17,16 @@ from sm70_moe.benchmark.setup import Setup
 from sm70_moe.benchmark.weights import how_many
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, PolicyError
-from sm70_moe.exemplar import contract_facts
 from sm70_moe.kernels.build.geometry import Geometry
-from sm70_moe.kernels.native.launch import Driver, Launcher
+from sm70_moe.kernels.native.driver import Driver
+from sm70_moe.kernels.native.launch import Launcher
 from sm70_moe.layout import BankLayout, BankShape, Metadata
-from sm70_moe.machine import Machine
-from sm70_moe.memory import bank_shape
-from sm70_moe.plan import Plan
+from sm70_moe.machine.machine import Machine
+from sm70_moe.plan.memory import bank_shape
+from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import Policy
-from sm70_moe.service import refusal
-from sm70_moe.settings import Settings
+from sm70_moe.runtime.service import refusal
+from sm70_moe.settings.settings import Settings
 
 Tell = Callable[[str], None]
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import torch
 
+from sm70_moe.banks.banks import Bank, Banks, whole
 from sm70_moe.benchmark.traffic import stand_in
 from sm70_moe.benchmark.weights import random_banks, reference_of
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.launch import Launcher
-from sm70_moe.kernels.reference import Reference
 from sm70_moe.layout import METADATA, BankLayout, BankShape
-from sm70_moe.plan import Plan
+from sm70_moe.plan.plan import Plan
+from sm70_moe.reference.arithmetic import Reference
 from sm70_moe.timings import W2, W13
-from sm70_moe.weights.banks import Bank, Banks, whole
 
 
 @dataclass(slots=True)

@@ -7,12 +7,12 @@ from functools import cache
 import numpy as np
 import torch
 
+from sm70_moe.banks.banks import Bank, Banks, allocate
 from sm70_moe.benchmark.traffic import bank_bytes, stand_in_bytes
 from sm70_moe.errors import BackendError
-from sm70_moe.explanation import size_text
-from sm70_moe.kernels.reference import AwqExpert, CodedMatrix, Reference
 from sm70_moe.layout import WORDS, BankLayout, BankShape
-from sm70_moe.weights.banks import Bank, Banks, allocate
+from sm70_moe.record.explanation import size_text
+from sm70_moe.reference.arithmetic import AwqExpert, CodedMatrix, Reference
 
 MOST_BANKS, LEAST_BANKS = 12, 2
 """Twelve banks of the first contract are 4.7 GB: more do not change what is measured. One would be a cache's."""

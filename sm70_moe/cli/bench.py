@@ -16,13 +16,13 @@ from sm70_moe.decision import Plain
 from sm70_moe.errors import SettingsError
 from sm70_moe.files import check_target, target, write
 from sm70_moe.layout import Metadata
-from sm70_moe.machine import probe
+from sm70_moe.machine.probe import probe
 from sm70_moe.policy import load_policy
-from sm70_moe.settings import Settings
+from sm70_moe.settings.settings import Settings
 from sm70_moe.timings import BOTH, PLAIN, ROOFLINE
 
 if TYPE_CHECKING:
-    from sm70_moe.machine import Machine
+    from sm70_moe.machine.machine import Machine
     from sm70_moe.policy import Policy
 
 DEFAULT_POLICY = "qwen3.8-flash-next-awq-tp4"

@@ -8,13 +8,19 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from sm70_moe.admission import Admission, admit
-from sm70_moe.checks.layer import BITS, weight_format
+from sm70_moe.admission.admit import Admission, admit
+from sm70_moe.admission.checks.layer import BITS, weight_format
+from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.cli.output import AsJson, console, print_json
 from sm70_moe.cli.pretence import pretended
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain, Status
-from sm70_moe.explanation import (
+from sm70_moe.facts import CallFacts
+from sm70_moe.machine.probe import probe
+from sm70_moe.plan.layergroup import LayerGroup, collapse
+from sm70_moe.plan.plan import Plan
+from sm70_moe.policy import choose_policy, load_policies
+from sm70_moe.record.explanation import (
     Line,
     build_line,
     group_record,
@@ -24,13 +30,7 @@ from sm70_moe.explanation import (
     memory_line,
     refusal_lines,
 )
-from sm70_moe.facts import CallFacts
-from sm70_moe.layergroup import LayerGroup, collapse
-from sm70_moe.machine import probe
-from sm70_moe.plan import Plan
-from sm70_moe.policy import choose_policy, load_policies
-from sm70_moe.settings import Settings
-from sm70_moe.weights.checkpoint import Checkpoint
+from sm70_moe.settings.settings import Settings
 
 COLOURS = {
     "admitted": "green",

@@ -14,7 +14,7 @@ from sm70_moe.kernels.build import INSTALLED, SOURCES, expected_id
 from sm70_moe.kernels.build.gate import Row, survey
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import load_manifests
-from sm70_moe.settings import Settings
+from sm70_moe.settings.settings import Settings
 
 COLUMNS = ("registers", "stack", "local", "shared", "instructions", "tensor", "wide_loads", "late_loads", "barriers")
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sm70_moe.admission import admit
+from sm70_moe.admission.admit import admit
+from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.cli.pretence import GPU, with_gpu
-from sm70_moe.exemplar import contract_facts
 from sm70_moe.facts import CallFacts
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.native.steps import STEPS
 from sm70_moe.layout import Metadata
-from sm70_moe.machine import Build, Device, Machine, probe
-from sm70_moe.plan import Plan
+from sm70_moe.machine.build import Build
+from sm70_moe.machine.devices import Device
+from sm70_moe.machine.machine import Machine
+from sm70_moe.machine.probe import probe
+from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import Policy
 from sm70_moe.prediction.readbuild import BACKENDS
-from sm70_moe.settings import Settings
+from sm70_moe.settings.settings import Settings
 
 PRETENDED = "pretended"
 

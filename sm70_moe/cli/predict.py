@@ -32,7 +32,7 @@ from sm70_moe.prediction.parameters import FITTED, Fitted, load_fitted
 from sm70_moe.prediction.readbuild import MOST_TOKENS, ReadBuild
 from sm70_moe.prediction.routing import UNIFORM, Routing
 from sm70_moe.prediction.work import Call
-from sm70_moe.settings import Settings
+from sm70_moe.settings.settings import Settings
 
 FIRST = "qwen3.8-flash-next-awq-tp4"
 TOKENS = (1, 2, 4, 8)

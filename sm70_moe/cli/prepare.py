@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm70_moe.admission import admit
+from sm70_moe.admission.admit import admit
+from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
 from sm70_moe.cli.output import AsJson, print_json
 from sm70_moe.cli.pretence import pretended
 from sm70_moe.decision import Plain
 from sm70_moe.errors import CheckpointError, SettingsError
-from sm70_moe.explanation import obstacle_text, size_text
 from sm70_moe.facts import LayerFacts
-from sm70_moe.layerlists import LayerList
-from sm70_moe.machine import Machine, probe
-from sm70_moe.memory import bank_shape
-from sm70_moe.plan import Plan
+from sm70_moe.machine.machine import Machine
+from sm70_moe.machine.probe import probe
+from sm70_moe.plan.memory import bank_shape
+from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import Policy, choose_policy, load_policies
-from sm70_moe.settings import Settings
-from sm70_moe.weights.checkpoint import Checkpoint, CheckpointLayer
+from sm70_moe.record.explanation import obstacle_text, size_text
+from sm70_moe.settings.layerlists import LayerList
+from sm70_moe.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from sm70_moe.weights.cache import BankCache
+    from sm70_moe.banks.cache import BankCache
 
 
 def prepare(
@@ -129,7 +130,7 @@ def run(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from sm70_moe.weights.cache import BankCache
+    from sm70_moe.banks.cache import BankCache
 
     cache = BankCache(out)
     cache.sweep()
@@ -150,7 +151,7 @@ def run(
 
 
 def experts_of(facts: LayerFacts, ranks: int, rank: int) -> int:
-    from sm70_moe.weights.shard import split
+    from sm70_moe.reading.shard import split
 
     return len(split(facts.experts or 0, ranks, rank))
 
@@ -183,9 +184,9 @@ def one(
     progress: Callable[[int, int], None],
 ) -> None:
     """One rank's banks of one layer: kept if they are there and whole, else made and written."""
-    from sm70_moe.kernels import Broken
-    from sm70_moe.preparation import key_of, prepare_banks
-    from sm70_moe.weights.source import CheckpointSource
+    from sm70_moe.kernels.protocol import Broken
+    from sm70_moe.reading.source import CheckpointSource
+    from sm70_moe.runtime.preparation import key_of, prepare_banks
 
     plan, source = jobs.plan(facts), CheckpointSource(jobs.checkpoint, layer, facts)
     key, shape = key_of(plan, source), bank_shape(plan.admission)

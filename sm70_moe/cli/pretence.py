@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from sm70_moe.errors import SettingsError
-from sm70_moe.kernels import Broken
 from sm70_moe.kernels.native.residency import Residency
-from sm70_moe.machine import CPU, Build, Device, Machine, probe
+from sm70_moe.kernels.protocol import Broken
+from sm70_moe.machine.build import Build
+from sm70_moe.machine.devices import CPU, Device
+from sm70_moe.machine.machine import Machine
+from sm70_moe.machine.probe import probe
 
 GPU = "cuda:0"
 

@@ -73,7 +73,7 @@ def write(folder: Path, sizes: Sizes, layers: int, seed: int, data: bool) -> Non
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
-    from sm70_moe.weights.sample import write_sample
+    from sm70_moe.checkpoint.sample import write_sample
 
     with Progress("writing experts", BarColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)

@@ -13,7 +13,7 @@ from sm70_moe.cli.output import AsJson, console, events_to_stderr, print_json, t
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain
 from sm70_moe.errors import CheckpointError, SettingsError
-from sm70_moe.explanation import obstacle_text, reason_name
+from sm70_moe.record.explanation import obstacle_text, reason_name
 
 if TYPE_CHECKING:
     from sm70_moe.evidence.trial import Result
@@ -78,9 +78,9 @@ def run(
     from rich.console import Console
     from rich.progress import Progress
 
+    from sm70_moe.checkpoint.checkpoint import Checkpoint
     from sm70_moe.evidence.verification import calls, prepare, verify_layer
-    from sm70_moe.service import AdmissionService
-    from sm70_moe.weights.checkpoint import Checkpoint
+    from sm70_moe.runtime.service import AdmissionService
 
     checkpoint = Checkpoint.open(folder)
     if not checkpoint.layers:
@@ -103,7 +103,7 @@ def run(
 
 
 def show(results: list[Result], peak: int) -> None:
-    from sm70_moe.explanation import size_text
+    from sm70_moe.record.explanation import size_text
 
     out = console()
     grid = table("route", "backend", "tokens", "judged", "time", "W13", "W2", "sum", "finite", "repeatable", "verdict")

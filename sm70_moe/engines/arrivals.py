@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import torch
 
+from sm70_moe.checkpoint.names import MATRICES
+from sm70_moe.checkpoint.shapes import whole
 from sm70_moe.errors import BackendError, CheckpointError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import matrix_group
-from sm70_moe.weights.codes import Codes, ExpertCodes
-from sm70_moe.weights.decoding import DTYPES, decode, half
-from sm70_moe.weights.formats import Axis, Format, Part, Spans, find
-from sm70_moe.weights.names import MATRICES
-from sm70_moe.weights.reading import MISLABELLED
-from sm70_moe.weights.shapes import whole
-from sm70_moe.weights.shard import Share, covering_groups, source_groups
+from sm70_moe.numbers.codes import Codes, ExpertCodes
+from sm70_moe.numbers.decoding import DTYPES, decode, half
+from sm70_moe.numbers.formats import Axis, Format, Part, Spans, find
+from sm70_moe.reading.reading import MISLABELLED
+from sm70_moe.reading.shard import Share, covering_groups, source_groups
 
 SHOWN = 4
 """Missing tensors that an error names."""

@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sm70_moe.kernels.reference import Answer, combine, silu
-from sm70_moe.kernels.rounding import Floats, Format, widen
+from sm70_moe.reference.arithmetic import Answer, combine, silu
+from sm70_moe.reference.rounding import Floats, Format, widen
 
 UNIT = 2.0**-24
 """Unit roundoff of FP32."""

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
+from sm70_moe.checkpoint.headers import TensorEntry
 from sm70_moe.errors import CheckpointError
 from sm70_moe.facts import LayerFacts
-from sm70_moe.kernels.reference import AwqExpert, CodedMatrix, Matrix, Reference, nibbles
-from sm70_moe.weights.checkpoint import Checkpoint, CheckpointLayer
-from sm70_moe.weights.headers import TensorEntry
+from sm70_moe.reference.arithmetic import AwqExpert, CodedMatrix, Matrix, Reference, nibbles
 
 Array = NDArray[Any]
 

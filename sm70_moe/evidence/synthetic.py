@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sm70_moe.kernels.reference import AwqExpert, AwqMatrix, Reference
+from sm70_moe.reference.arithmetic import AwqExpert, AwqMatrix, Reference
 
 if TYPE_CHECKING:
-    from sm70_moe.weights.codes import Codes, ExpertCodes
+    from sm70_moe.numbers.codes import Codes, ExpertCodes
 
 COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
 """Nibble i of an AWQ word, from the lowest, holds this one of its eight columns (CONTRACT 6)."""
@@ -53,7 +53,7 @@ class Numbers:
     def tensors(self) -> Codes:
         import torch
 
-        from sm70_moe.weights.codes import Codes
+        from sm70_moe.numbers.codes import Codes
 
         return Codes(*(torch.from_numpy(np.ascontiguousarray(a)) for a in (self.codes, self.zeros, self.scales)))
 
@@ -92,7 +92,7 @@ class SyntheticLayer:
 
     def read(self, expert: int, group: int) -> ExpertCodes:
         """The rank's share of one expert, with groups of `group` rows."""
-        from sm70_moe.weights.codes import ExpertCodes
+        from sm70_moe.numbers.codes import ExpertCodes
 
         found, every = self.numbers(expert), slice(None)
         return ExpertCodes(

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from sm70_moe.decision import Plain
 from sm70_moe.evidence.bounds import judge, judge_w13
-from sm70_moe.kernels.reference import Reference
-from sm70_moe.kernels.rounding import widen
+from sm70_moe.reference.arithmetic import Reference
+from sm70_moe.reference.rounding import widen
 
 Route = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
 """A backend's `run` with the banks bound to it: x, ids, weights, out, intermediate."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
 from sm70_moe.errors import AdmissionRefused
 from sm70_moe.evidence.oracle import reference_of
 from sm70_moe.evidence.trial import Call, Result, Trial
 from sm70_moe.facts import LayerFacts
-from sm70_moe.layer import MoELayer
-from sm70_moe.memory import backend, bank_shape
-from sm70_moe.plan import Plan
-from sm70_moe.service import AdmissionService
-from sm70_moe.weights.checkpoint import Checkpoint, CheckpointLayer
-from sm70_moe.weights.source import CheckpointSource
+from sm70_moe.plan.memory import backend, bank_shape
+from sm70_moe.plan.plan import Plan
+from sm70_moe.reading.source import CheckpointSource
+from sm70_moe.runtime.layer import MoELayer
+from sm70_moe.runtime.service import AdmissionService
 
 
 def prepare(

@@ -14,7 +14,7 @@ from sm70_moe.errors import BackendError
 from sm70_moe.layout import BankShape
 
 if TYPE_CHECKING:
-    from sm70_moe.weights.banks import Banks
+    from sm70_moe.banks.banks import Banks
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

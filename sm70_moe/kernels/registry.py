@@ -12,9 +12,9 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels import Backend, Broken
-from sm70_moe.kernels.legacy import LegacyBackend
 from sm70_moe.kernels.native.backend import NativeBackend
+from sm70_moe.kernels.portable.legacy import LegacyBackend
+from sm70_moe.kernels.protocol import Backend, Broken
 
 GROUP = "sm70_moe.backends"
 """Entry-point group; an entry's name is the backend's name, its value a backend or a class of one."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from sm70_moe.policy.draft import Draft
 from sm70_moe.policy.fault import Fault
 from sm70_moe.policy.wording import one_of, shown
-from sm70_moe.variables import PREFIXES, SETTINGS, own_name
+from sm70_moe.settings.variables import PREFIXES, SETTINGS, own_name
 
 
 def relation_faults(draft: Draft, unknown_backends: Callable[[Iterable[str]], dict[str, str]]) -> Iterator[Fault]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from sm70_moe.exemplar import contract_facts
+from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.testing.fakes import NATIVE, FakeNative, fake_backends, fake_build, fake_machine, settings
 
 __all__ = [

@@ -10,12 +10,12 @@ from functools import partial
 
 import torch
 
+from sm70_moe.banks.banks import Banks
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Call, Trial, same_bits
-from sm70_moe.kernels import Backend
+from sm70_moe.kernels.protocol import Backend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
-from sm70_moe.weights.banks import Banks
 
 MEMBERS = ("name", "native", "orders", "options", "check", "scratch", "prepare", "run")
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, GROUP = 256, 64, 8, 4, 32

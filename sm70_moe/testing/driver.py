@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sm70_moe.kernels.native.launch import Config, Fire
+from sm70_moe.kernels.native.driver import Config, Fire
 from sm70_moe.kernels.native.refusal import LaunchRefused
 from sm70_moe.kernels.native.residency import Residency
 

@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Literal
 
 from sm70_moe.decision import Finding
 from sm70_moe.facts import LayerFacts
-from sm70_moe.kernels import Backend, Broken, registry
+from sm70_moe.kernels import registry
 from sm70_moe.kernels.native.steps import FUSED, OPTIONS
+from sm70_moe.kernels.protocol import Backend, Broken
 from sm70_moe.layout import BankLayout, BankShape
-from sm70_moe.machine import CPU, Build, Device, Machine
-from sm70_moe.settings import Settings
+from sm70_moe.machine.build import Build
+from sm70_moe.machine.devices import CPU, Device
+from sm70_moe.machine.machine import Machine
+from sm70_moe.settings.settings import Settings
 from sm70_moe.testing.driver import V100
 
 if TYPE_CHECKING:
     import torch
 
-    from sm70_moe.weights.banks import Banks
-    from sm70_moe.weights.codes import WeightSource
+    from sm70_moe.banks.banks import Banks
+    from sm70_moe.numbers.codes import WeightSource
 
 BuildState = Literal["missing", "fake", "stale"]
 NATIVE = ("qpn", "grouped", "indexed")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from sm70_moe.banks.banks import Banks
 from sm70_moe.benchmark.place import Place
 from sm70_moe.benchmark.result import Host, Result, Row, Skipped
 from sm70_moe.benchmark.routing import Routing
@@ -24,18 +25,17 @@ from sm70_moe.kernels.build.geometry import shipped_geometries
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import load_manifests
 from sm70_moe.kernels.build.versions import Scope, versions
-from sm70_moe.kernels.legacy import LegacyBackend
 from sm70_moe.kernels.native import bound
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.launch import Launcher
+from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.kernels.registry import load
 from sm70_moe.layout import Metadata
-from sm70_moe.memory import bank_shape
-from sm70_moe.plan import Plan
+from sm70_moe.plan.memory import bank_shape
+from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import load_policy
 from sm70_moe.testing import fake_build, fake_machine, settings
 from sm70_moe.testing.driver import FakeDriver, Launched
-from sm70_moe.weights.banks import Banks
 
 POLICY = "sample-awq-tp2"
 STREAM = 77

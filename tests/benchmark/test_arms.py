@@ -6,7 +6,7 @@ import pytest
 
 from sm70_moe.benchmark.arms import arms
 from sm70_moe.benchmark.readonly import shapes
-from sm70_moe.kernels.native.launch import Config
+from sm70_moe.kernels.native.driver import Config
 from sm70_moe.kernels.native.steps import STEPS, Case
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.testing.driver import Launched

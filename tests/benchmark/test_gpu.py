@@ -9,7 +9,7 @@ import pytest
 
 from sm70_moe.benchmark import gpu
 from sm70_moe.benchmark.gpu import Management, gpu_state, held_down, nvml_index, switched
-from sm70_moe.machine import Device
+from sm70_moe.machine.devices import Device
 
 
 class NVMLError(Exception):

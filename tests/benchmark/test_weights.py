@@ -9,7 +9,7 @@ import torch
 from sm70_moe.benchmark.weights import HEADROOM, how_many, random_banks, reference_of
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.trial import Call, Trial
-from sm70_moe.kernels.legacy import LegacyBackend
+from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
 FIRST = BankShape(experts=512, hidden=2560, intermediate=160)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sm70_moe.admission import admit
+from sm70_moe.admission.admit import admit
+from sm70_moe.checkpoint.sample import write_sample
 from sm70_moe.facts import CallFacts
-from sm70_moe.plan import Plan
+from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import load_policy
 from sm70_moe.testing import contract_facts, fake_machine, settings
-from sm70_moe.weights.sample import write_sample
 
 FIRST = load_policy("qwen3.8-flash-next-awq-tp4")
 

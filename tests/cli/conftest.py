@@ -45,7 +45,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 def _no_build(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """A native build that this checkout may have does not count, unless a test asks for `own_build`."""
     if "own_build" not in request.fixturenames:
-        monkeypatch.setattr("sm70_moe.machine.installed_build", lambda *_, **__: None)
+        monkeypatch.setattr("sm70_moe.machine.probe.installed_build", lambda *_, **__: None)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ import pytest
 
 from sm70_moe.benchmark.result import Host, Result, Row, Skipped, load_result
 from sm70_moe.cli import bench
-from sm70_moe.machine import Machine, probe
+from sm70_moe.machine.machine import Machine
+from sm70_moe.machine.probe import probe
 from sm70_moe.testing import fake_machine
 
 

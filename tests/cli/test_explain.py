@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sm70_moe.weights.sample import write_sample
+from sm70_moe.checkpoint.sample import write_sample
 
 TINY = Path(__file__).parents[1] / "data" / "tiny-qwen3-moe-awq"
 

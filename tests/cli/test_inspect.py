@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from sm70_moe.weights.sample import write_sample
+from sm70_moe.checkpoint.sample import write_sample
 
 TINY = Path(__file__).parents[1] / "data" / "tiny-qwen3-moe-awq"
 LAYER = "model.layers.{}.mlp.experts"

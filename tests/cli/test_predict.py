@@ -522,7 +522,7 @@ def test_no_build(command, tmp_path: Path) -> None:
     [
         "import sm70_moe.cli.app",
         "from sm70_moe.cli.app import app; app(['explain', '--help'], standalone_mode=False)",
-        "import sm70_moe.cli.explain, sm70_moe.explanation",
+        "import sm70_moe.cli.explain, sm70_moe.record.explanation",
     ],
 )
 def test_other_commands_need_no_numpy(code: str) -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from sm70_moe.weights.sample import write_sample
+from sm70_moe.checkpoint.sample import write_sample
 
 TINY = Path(__file__).parents[1] / "data" / "tiny-qwen3-moe-awq"
 CLI = "from sm70_moe.cli.app import main; main()"
 
 DIE_AT_THE_THIRD = """
 import os, signal
-from sm70_moe.weights import bankfile
+from sm70_moe.banks import file as bankfile
 header, calls = bankfile.header, []
 def header_or_death(*arguments):
     calls.append(None)
@@ -72,7 +72,7 @@ def test_verify_reads_what_prepare_wrote(command, tmp_path: Path, monkeypatch: p
     def unread(*_: object) -> None:
         raise AssertionError("the banks are in the cache")
 
-    monkeypatch.setattr("sm70_moe.weights.source.CheckpointSource.read_batch", unread)
+    monkeypatch.setattr("sm70_moe.reading.source.CheckpointSource.read_batch", unread)
     ended = command("verify", TINY, "--tp", 2, "--rank", 1, "--tokens", "1,9", "--json")
     assert ended.code == 0
     assert json.loads(ended.out)["ok"]

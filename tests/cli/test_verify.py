@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sm70_moe.kernels.legacy import LegacyBackend
+from sm70_moe.kernels.portable.legacy import LegacyBackend
 
 TINY = Path(__file__).parents[1] / "data" / "tiny-qwen3-moe-awq"
 

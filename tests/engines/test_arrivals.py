@@ -10,9 +10,9 @@ import torch
 from sm70_moe.engines.arrivals import Arrivals, ArrivedSource, Stacks
 from sm70_moe.errors import BackendError, CheckpointError
 from sm70_moe.facts import LayerFacts
-from sm70_moe.weights.codes import Codes
-from sm70_moe.weights.decoding import encode
-from sm70_moe.weights.formats import AWQ, COMPRESSED, FORMATS, GPTQ_V1, Format
+from sm70_moe.numbers.codes import Codes
+from sm70_moe.numbers.decoding import encode
+from sm70_moe.numbers.formats import AWQ, COMPRESSED, FORMATS, GPTQ_V1, Format
 
 NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 HIDDEN, INTERMEDIATE, EXPERTS, GROUP = 128, 320, 4, 64

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from sm70_moe.evidence.bounds import FLOOR, Judgement, final_bound, gamma, judge, judge_w13, slope
 from sm70_moe.evidence.synthetic import Numbers, SyntheticLayer
-from sm70_moe.kernels.reference import AwqMatrix, silu
-from sm70_moe.kernels.rounding import FP16
+from sm70_moe.reference.arithmetic import AwqMatrix, silu
+from sm70_moe.reference.rounding import FP16
 
 Array = NDArray[Any]
 ALL = slice(None)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sm70_moe.evidence.synthetic import SyntheticLayer, draw, pack
-from sm70_moe.kernels.legacy import LegacyBackend
+from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
 ALL = slice(None)

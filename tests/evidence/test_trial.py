@@ -8,7 +8,7 @@ import torch
 
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Call, Result, Trial, same_bits, sample
-from sm70_moe.kernels.legacy import LegacyBackend
+from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
 LAYER = SyntheticLayer(experts=5, hidden=64, intermediate=64, group=32, seed=21)

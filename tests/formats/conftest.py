@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.evidence.synthetic import Numbers, draw
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.codes import Codes
-from sm70_moe.weights.source import CheckpointSource
+from sm70_moe.numbers.codes import Codes
+from sm70_moe.reading.source import CheckpointSource
 
 Array = np.ndarray[Any, Any]
 LAYER = "model.layers.0.mlp.experts"

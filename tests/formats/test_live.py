@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.source import CheckpointSource
+from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.reading.source import CheckpointSource
 
 pytest.importorskip("compressed_tensors", reason="the environment `formats` of tox has it")
 

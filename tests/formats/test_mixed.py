@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sm70_moe import AdmissionService, Settings
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.source import CheckpointSource
+from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.reading.source import CheckpointSource
 
 Make = Callable[..., Any]
 LAYER = "model.layers.0.mlp.experts"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.checkpoint.quantization import Quantization
 from sm70_moe.evidence.oracle import matrix
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.codes import Codes
-from sm70_moe.weights.quantization import Quantization
-from sm70_moe.weights.source import CheckpointSource
+from sm70_moe.numbers.codes import Codes
+from sm70_moe.reading.source import CheckpointSource
 
 Array = np.ndarray[Any, Any]
 

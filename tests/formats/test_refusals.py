@@ -12,14 +12,14 @@ import torch
 from typer.testing import CliRunner
 
 from sm70_moe import Settings, admit, probe
-from sm70_moe.checks.layer import look_at
+from sm70_moe.admission.checks.layer import look_at
+from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.cli.app import app
 from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import CheckpointError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.policy import choose_policy, load_policies
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.source import CheckpointSource
+from sm70_moe.reading.source import CheckpointSource
 
 LAYER = "model.layers.0.mlp.experts"
 Make = Callable[..., Any]

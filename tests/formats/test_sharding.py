@@ -14,12 +14,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.evidence.oracle import matrix, reference_of
 from sm70_moe.grouping import Grouping, alternatives, group_layer
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.codes import Codes
-from sm70_moe.weights.rows import ExpertRows
-from sm70_moe.weights.source import CheckpointSource
+from sm70_moe.numbers.codes import Codes
+from sm70_moe.numbers.rows import ExpertRows
+from sm70_moe.reading.source import CheckpointSource
 
 Array = np.ndarray[Any, Any]
 
@@ -159,8 +159,8 @@ def test_nothing_is_offered_for_groups_that_are_too_fine() -> None:
 
 def test_strided_words_decode_as_they_stand(tmp_path: Path, made: Callable[..., Any]) -> None:
     """A part of a matrix need not be contiguous."""
-    from sm70_moe.weights.decoding import decode
-    from sm70_moe.weights.formats import AWQ
+    from sm70_moe.numbers.decoding import decode
+    from sm70_moe.numbers.formats import AWQ
 
     layer = made("awq", hidden=64, intermediate=64, group=32)
     kinds = ("qweight", "qzeros", "scales")

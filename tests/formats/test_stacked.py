@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.errors import CheckpointError
 from sm70_moe.evidence.oracle import matrix
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.codes import Codes
+from sm70_moe.numbers.codes import Codes
 
 LAYER = "model.layers.0.mlp.experts"
 ALONG = {"weight_packed": 0, "weight_zero_point": 0, "weight_scale": 0}

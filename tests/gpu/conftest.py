@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Call, Result, Trial
-from sm70_moe.exemplar import contract_facts
 from sm70_moe.facts import CallFacts, LayerFacts, TensorFacts
-from sm70_moe.kernels.reference import AwqExpert, Matrix, Reference
-from sm70_moe.layer import MoELayer
-from sm70_moe.machine import Machine
-from sm70_moe.memory import backend
+from sm70_moe.machine.machine import Machine
+from sm70_moe.numbers.codes import ExpertCodes
+from sm70_moe.plan.memory import backend
 from sm70_moe.policy import Policy, load_policy
-from sm70_moe.service import AdmissionService
+from sm70_moe.reference.arithmetic import AwqExpert, Matrix, Reference
+from sm70_moe.runtime.layer import MoELayer
+from sm70_moe.runtime.service import AdmissionService
 from sm70_moe.testing import settings
-from sm70_moe.weights.codes import ExpertCodes
 
 DEVICE = "cuda:0"
 RANKS, RANK = 2, 1

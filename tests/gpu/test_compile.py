@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sm70_moe.evidence.trial import same_bits
-from sm70_moe.operator import register
+from sm70_moe.runtime.operator import register
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from sm70_moe.evidence.trial import Call, same_bits
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.bound import Bound
 from sm70_moe.kernels.native.steps import FUSED, STEPS, Case, decode, fused, fused_with
-from sm70_moe.memory import backend
+from sm70_moe.plan.memory import backend
 
 pytestmark = pytest.mark.gpu
 

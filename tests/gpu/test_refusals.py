@@ -13,7 +13,7 @@ from sm70_moe.errors import AdmissionRefused, BackendError
 from sm70_moe.evidence.trial import same_bits
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.devices import CudaDriver
-from sm70_moe.kernels.native.launch import Config
+from sm70_moe.kernels.native.driver import Config
 from sm70_moe.kernels.native.refusal import LaunchRefused, Refusal
 from sm70_moe.kernels.native.steps import CALL, Case, bank_arguments, decode, numbers
 

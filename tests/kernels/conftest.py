@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from sm70_moe.banks.banks import Bank, Banks
 from sm70_moe.evidence.synthetic import SyntheticLayer
-from sm70_moe.kernels.legacy import LegacyBackend
+from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
-from sm70_moe.weights.banks import Bank, Banks
 
 MakeBanks = Callable[..., Banks]
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from sm70_moe.banks.banks import Banks
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.kernels.arguments import address_range, overlaps_itself, shares_memory
-from sm70_moe.kernels.legacy import LegacyBackend
-from sm70_moe.weights.banks import Banks
+from sm70_moe.kernels.portable.legacy import LegacyBackend
 
 LAYER = SyntheticLayer(experts=2, hidden=64, intermediate=32, group=32)
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sm70_moe.banks.banks import Banks
 from sm70_moe.evidence.synthetic import SyntheticLayer
-from sm70_moe.kernels import experts
-from sm70_moe.kernels.blocks import blocks_of, most_blocks
-from sm70_moe.kernels.legacy import LegacyBackend
-from sm70_moe.weights.banks import Banks
+from sm70_moe.kernels.portable import experts
+from sm70_moe.kernels.portable.blocks import blocks_of, most_blocks
+from sm70_moe.kernels.portable.legacy import LegacyBackend
 
 
 @given(

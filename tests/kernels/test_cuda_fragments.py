@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sm70_moe.weights import octets
+from sm70_moe.banks import octets
 
 Array = NDArray[Any]
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm70_moe.kernels.fma import fma32
-from sm70_moe.kernels.rounding import fused
+from sm70_moe.kernels.portable.fma import fma32
+from sm70_moe.reference.rounding import fused
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 LARGEST = (2 - Fraction(1, 2**23)) * 2**127

@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sm70_moe.banks.banks import Banks, allocate
 from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.bounds import judge
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Call, Trial
 from sm70_moe.facts import LayerFacts
-from sm70_moe.kernels.legacy import CHUNK_BYTES, LegacyBackend
+from sm70_moe.kernels.portable.legacy import CHUNK_BYTES, LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
-from sm70_moe.weights.banks import Banks, allocate
 
 LAYER = SyntheticLayer(experts=6, hidden=64, intermediate=96, group=32, seed=5)
 DTYPES = ("float16", "bfloat16", "float32")

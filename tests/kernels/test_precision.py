@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sm70_moe.kernels.precision import full_fp32, read_switches
+from sm70_moe.kernels.portable.precision import full_fp32, read_switches
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sm70_moe.evidence.synthetic import SyntheticLayer, pack
-from sm70_moe.kernels.reference import AwqMatrix, Reference, nibbles
+from sm70_moe.reference.arithmetic import AwqMatrix, Reference, nibbles
 
 ALL = slice(None)
 

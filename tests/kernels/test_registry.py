@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels import Backend, Broken
-from sm70_moe.kernels.legacy import LegacyBackend
+from sm70_moe.kernels.portable.legacy import LegacyBackend
+from sm70_moe.kernels.protocol import Backend, Broken
 from sm70_moe.kernels.registry import MEMBERS, Registry, load
 
 BUILT_IN = ("legacy", "qpn", "grouped", "indexed")
@@ -72,7 +72,7 @@ def test_plug_in_object_and_class() -> None:
 
 def test_real_entry_point() -> None:
     """An EntryPoint of importlib.metadata is loaded by its value; without a distribution it still has an origin."""
-    point = EntryPoint("legacy2", "sm70_moe.kernels.legacy:LegacyBackend", "sm70_moe.backends")
+    point = EntryPoint("legacy2", "sm70_moe.kernels.portable.legacy:LegacyBackend", "sm70_moe.backends")
     found = Registry().load([point])["legacy2"]
     assert isinstance(found, Broken)  # it calls itself legacy
     assert "'legacy'" in found.error

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm70_moe.kernels.rounding import FORMATS, FP16
+from sm70_moe.reference.rounding import FORMATS, FP16
 
 HALVES = np.arange(2**15, dtype=np.uint16)[:0x7C00].view(np.float16).astype(np.float64)
 """Every FP16 number from 0 to 65504, in order."""

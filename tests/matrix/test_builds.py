@@ -43,7 +43,7 @@ OUTCOMES = {"unset": "fell back", "off": "off", "require": "refused"}
 ADMIT = """
 import json, pathlib, sys
 from sm70_moe import AdmissionRefused, AdmissionService, load_policy
-from sm70_moe.exemplar import contract_facts
+from sm70_moe.admission.exemplar import contract_facts
 
 policy = load_policy("qwen3.8-flash-next-awq-tp4")
 service = AdmissionService(policy=policy)

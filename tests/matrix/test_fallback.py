@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.decision import Outcome, Reason
 from sm70_moe.errors import AdmissionRefused
 from sm70_moe.evidence.oracle import reference_of
 from sm70_moe.evidence.trial import Call, Trial
 from sm70_moe.facts import CallFacts
 from sm70_moe.policy import load_policy
-from sm70_moe.service import AdmissionService
+from sm70_moe.reading.source import CheckpointSource
+from sm70_moe.runtime.service import AdmissionService
 from sm70_moe.testing import contract_facts, fake_machine
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.source import CheckpointSource
 
 FLAGS = os.environ.get("MATRIX_FLAGS", "unset")
 BUILD = os.environ.get("MATRIX_BUILD", "missing")

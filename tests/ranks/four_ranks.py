@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from sm70_moe.admission import admit
-from sm70_moe.agreement import agree
+from sm70_moe.admission.admit import admit
 from sm70_moe.errors import RankDisagreement
-from sm70_moe.plan import Plan
+from sm70_moe.plan.agreement import agree
+from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import load_policy
 from sm70_moe.testing import contract_facts, fake_machine, settings
 

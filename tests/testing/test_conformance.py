@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sm70_moe.kernels.legacy import LegacyBackend
+from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.testing import fake_backends
 from sm70_moe.testing.conformance import check_backend
 

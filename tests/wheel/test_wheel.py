@@ -17,7 +17,7 @@ import pytest
 
 import sm70_moe
 from sm70_moe.kernels.build import INSTALLED, SOURCES
-from sm70_moe.machine import installed_build
+from sm70_moe.machine.installed import installed_build
 from sm70_moe.policy import policies_folder, shipped_policies
 
 CHECKOUT = Path(__file__).parents[2]

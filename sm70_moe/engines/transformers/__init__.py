@@ -9,12 +9,12 @@ transformers. Importing it registers nothing; `use_sm70_moe` and `register` do.
 
 from __future__ import annotations
 
-from sm70_moe.engines.transformers.config import NAME, Sm70MoeConfig, use_sm70_moe
+from sm70_moe.engines.transformers.config import NAME, Sm70MoeConfig
 from sm70_moe.engines.transformers.experts import Sm70MoeExperts
 from sm70_moe.engines.transformers.flips import Flip, flips
 from sm70_moe.engines.transformers.linear import PackedLinear
 from sm70_moe.engines.transformers.quantizer import Sm70MoeQuantizer, service_of
-from sm70_moe.engines.transformers.registration import register
+from sm70_moe.engines.transformers.registration import register, use_sm70_moe
 
 __all__ = [
     "NAME",

@@ -1,14 +1,13 @@
-"""The configuration under which transformers finds our quantizer, and the helper that asks for it."""
+"""The configuration under which transformers finds our quantizer."""
 
 from __future__ import annotations
 
 import copy
-import os
 from typing import Any
 
-from sm70_moe.engines.transformers.host import AutoConfig, QuantizationConfigMixin
+from sm70_moe.checkpoint.methods import METHODS
+from sm70_moe.engines.transformers.host import QuantizationConfigMixin
 from sm70_moe.errors import CheckpointError
-from sm70_moe.weights.methods import METHODS
 
 NAME = "sm70_awq"
 """The `quant_method` that is ours."""
@@ -39,23 +38,6 @@ class Sm70MoeConfig(QuantizationConfigMixin):  # type: ignore[misc]  # a class o
     def get(self, key: str, default: Any = None) -> Any:
         """As a dictionary has it: transformers asks so when a model's config is used again."""
         return NAME if key == "quant_method" else self.declared.get(key, default)
-
-
-def use_sm70_moe(model: Any, **keywords: Any) -> Any:
-    """A config that loads a quantised checkpoint through this package; also registers it.
-
-    `model` is a folder or a name on the hub, read with `AutoConfig.from_pretrained(model,
-    **keywords)`, or a config, which is copied and left as it is. Pass the result to
-    `from_pretrained(..., config=...)`. Raises CheckpointError for a config without
-    `quantization_config` and for a method that cannot be read.
-    """
-    from sm70_moe.engines.transformers.registration import register
-
-    register()
-    named = isinstance(model, str | os.PathLike)
-    config = AutoConfig.from_pretrained(model, **keywords) if named else copy.deepcopy(model)
-    config.quantization_config = taken_over(declared(config), str(model) if named else type(config).__name__)
-    return config
 
 
 def declared(config: Any) -> dict[str, Any]:

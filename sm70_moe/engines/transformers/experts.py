@@ -10,9 +10,9 @@ import torch
 from sm70_moe.engines.transformers.host import SiLUActivation, experts
 from sm70_moe.engines.transformers.stored import Stored
 from sm70_moe.errors import BackendError
-from sm70_moe.layer import MoELayer
-from sm70_moe.operator import register
-from sm70_moe.plan import Plan
+from sm70_moe.plan.plan import Plan
+from sm70_moe.runtime.layer import MoELayer
+from sm70_moe.runtime.operator import register
 
 SILU = (torch.nn.SiLU, SiLUActivation)
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from sm70_moe.banks.metadata import bias
+from sm70_moe.banks.packing import fused
+from sm70_moe.checkpoint.shapes import whole
 from sm70_moe.errors import CheckpointError
 from sm70_moe.grouping import matrix_group
-from sm70_moe.weights.decoding import DTYPES, SYMMETRIC_ZERO, turned
-from sm70_moe.weights.formats import Format, Part
-from sm70_moe.weights.metadata import bias
-from sm70_moe.weights.packing import fused
-from sm70_moe.weights.shapes import whole
+from sm70_moe.numbers.decoding import DTYPES, SYMMETRIC_ZERO, turned
+from sm70_moe.numbers.formats import Format, Part
 
 
 class PackedLinear(torch.nn.Module):

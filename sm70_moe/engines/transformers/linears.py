@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.checkpoint.names import BIAS
+from sm70_moe.checkpoint.quantization import NONE, Quantization
+from sm70_moe.checkpoint.shapes import whole
 from sm70_moe.engines.transformers.names import Names
 from sm70_moe.engines.transformers.placing import Kinds
 from sm70_moe.errors import CheckpointError
 from sm70_moe.grouping import matrix_group
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.formats import BITS, CODE_KINDS, Format, Part, accepted, find
-from sm70_moe.weights.names import BIAS
-from sm70_moe.weights.quantization import NONE, Quantization
-from sm70_moe.weights.shapes import whole
+from sm70_moe.numbers.formats import BITS, CODE_KINDS, Format, Part, accepted, find
 
 FLOATS = ("F16", "BF16", "F32")
 

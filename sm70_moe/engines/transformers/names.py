@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sm70_moe.checkpoint.names import ASIDE, layer_index
 from sm70_moe.engines.transformers.host import WeightRenaming, conversions
-from sm70_moe.weights.names import ASIDE, layer_index
 
 
 class Names:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
+from sm70_moe.checkpoint.names import MARKER
 from sm70_moe.engines.transformers.names import Names
 from sm70_moe.errors import CheckpointError
-from sm70_moe.weights.checkpoint import Checkpoint, CheckpointLayer
-from sm70_moe.weights.formats import CODE_KINDS
-from sm70_moe.weights.names import MARKER
+from sm70_moe.numbers.formats import CODE_KINDS
 
 UNQUANTISED = "none"
 SAFETENSORS = ".safetensors"

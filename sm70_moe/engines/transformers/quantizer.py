@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.engines.transformers.experts import Sm70MoeExperts, arithmetic
 from sm70_moe.engines.transformers.flips import watch
 from sm70_moe.engines.transformers.host import HfQuantizer
@@ -18,9 +19,8 @@ from sm70_moe.engines.transformers.names import Names
 from sm70_moe.engines.transformers.placing import PlacedLayer, kinds_beside, open_checkpoint, place_layers
 from sm70_moe.engines.transformers.stored import Stored
 from sm70_moe.errors import BackendError
-from sm70_moe.service import AdmissionService
-from sm70_moe.weights.checkpoint import Checkpoint
-from sm70_moe.weights.source import CheckpointSource
+from sm70_moe.reading.source import CheckpointSource
+from sm70_moe.runtime.service import AdmissionService
 
 _services: weakref.WeakKeyDictionary[torch.nn.Module, AdmissionService] = weakref.WeakKeyDictionary()
 """Process-wide, by model: a service holds locks and files, which no copy of a model can have."""

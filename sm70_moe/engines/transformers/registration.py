@@ -1,9 +1,13 @@
-"""Puts the quantizer into transformers' tables, once."""
+"""Puts the quantizer into transformers' tables, once, and asks for it."""
 
 from __future__ import annotations
 
-from sm70_moe.engines.transformers.config import NAME, Sm70MoeConfig
-from sm70_moe.engines.transformers.host import quantizers
+import copy
+import os
+from typing import Any
+
+from sm70_moe.engines.transformers.config import NAME, Sm70MoeConfig, declared, taken_over
+from sm70_moe.engines.transformers.host import AutoConfig, quantizers
 from sm70_moe.engines.transformers.quantizer import Sm70MoeQuantizer
 from sm70_moe.errors import BackendError
 
@@ -26,3 +30,18 @@ def register() -> None:
         quantizers.register_quantization_config(NAME)(Sm70MoeConfig)
     if NAME not in quantizers.AUTO_QUANTIZER_MAPPING:
         quantizers.register_quantizer(NAME)(Sm70MoeQuantizer)
+
+
+def use_sm70_moe(model: Any, **keywords: Any) -> Any:
+    """A config that loads a quantised checkpoint through this package; also registers it.
+
+    `model` is a folder or a name on the hub, read with `AutoConfig.from_pretrained(model,
+    **keywords)`, or a config, which is copied and left as it is. Pass the result to
+    `from_pretrained(..., config=...)`. Raises CheckpointError for a config without
+    `quantization_config` and for a method that cannot be read.
+    """
+    register()
+    named = isinstance(model, str | os.PathLike)
+    config = AutoConfig.from_pretrained(model, **keywords) if named else copy.deepcopy(model)
+    config.quantization_config = taken_over(declared(config), str(model) if named else type(config).__name__)
+    return config

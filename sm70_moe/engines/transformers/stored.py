@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
+from sm70_moe.banks.banks import Banks
+from sm70_moe.checkpoint.checkpoint import CheckpointLayer
+from sm70_moe.checkpoint.names import SCHEMES, Scheme
 from sm70_moe.errors import CheckpointError
 from sm70_moe.grouping import matrix_group
-from sm70_moe.weights.banks import Banks
-from sm70_moe.weights.checkpoint import CheckpointLayer
-from sm70_moe.weights.codes import Codes
-from sm70_moe.weights.decoding import encode
-from sm70_moe.weights.formats import Format, Part
-from sm70_moe.weights.names import SCHEMES, Scheme
-from sm70_moe.weights.rows import Rows
-from sm70_moe.weights.rowwords import unpack_rows
+from sm70_moe.numbers.codes import Codes
+from sm70_moe.numbers.decoding import encode
+from sm70_moe.numbers.formats import Format, Part
+from sm70_moe.numbers.rows import Rows
+from sm70_moe.numbers.rowwords import unpack_rows
 
 
 @dataclass(frozen=True, slots=True)

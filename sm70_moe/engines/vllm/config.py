@@ -7,10 +7,10 @@ from typing import Any
 # no types: vLLM is not installed where this package is checked
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig  # type: ignore[import-not-found]
 
-from sm70_moe.engines.vllm.names import METHODS, QUANTIZATION
+from sm70_moe.engines.vllm.names import ACTIVATIONS, METHODS, MIN_CAPABILITY, QUANTIZATION
 from sm70_moe.errors import SettingsError
 from sm70_moe.policy import load_policies
-from sm70_moe.settings import Settings
+from sm70_moe.settings.settings import Settings
 
 
 class Sm70AwqConfig(QuantizationConfig):  # type: ignore[misc]  # vLLM's class, see above
@@ -25,13 +25,13 @@ class Sm70AwqConfig(QuantizationConfig):  # type: ignore[misc]  # vLLM's class, 
 
     @classmethod
     def get_min_capability(cls) -> int:
-        return 70
+        return MIN_CAPABILITY
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[Any]:
         import torch
 
-        return [torch.float16, torch.bfloat16, torch.float32]
+        return [getattr(torch, name) for name in ACTIVATIONS]
 
     @staticmethod
     def get_config_filenames() -> list[str]:

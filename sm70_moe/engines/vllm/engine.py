@@ -9,11 +9,11 @@ from sm70_moe.engines.arrivals import ArrivedSource
 from sm70_moe.engines.vllm.names import SECTION
 from sm70_moe.engines.vllm.options import read_settings
 from sm70_moe.errors import BackendError
-from sm70_moe.explanation import obstacle_text
 from sm70_moe.facts import LayerFacts
-from sm70_moe.layer import MoELayer
-from sm70_moe.plan import Plan
-from sm70_moe.service import AdmissionService
+from sm70_moe.plan.plan import Plan
+from sm70_moe.record.explanation import obstacle_text
+from sm70_moe.runtime.layer import MoELayer
+from sm70_moe.runtime.service import AdmissionService
 
 PLANS = f"{SECTION}.plans"
 """Key of `additional_config` under which the plans' digest stands, once they are agreed."""

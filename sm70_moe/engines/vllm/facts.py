@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sm70_moe.checkpoint.names import MATRICES, layer_index
+from sm70_moe.checkpoint.quantization import Quantization, QuantizationRules
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import LayerFacts
-from sm70_moe.weights.names import MATRICES, layer_index
-from sm70_moe.weights.quantization import Quantization, QuantizationRules
 
 
 def matrix_names(layer: Any) -> dict[str, str]:

@@ -13,16 +13,16 @@ from vllm.model_executor.layers.fused_moe.config import (  # type: ignore[import
     FUSED_MOE_UNQUANTIZED_CONFIG,
 )
 
-from sm70_moe import operator
 from sm70_moe.engines.arrivals import Arrivals, ArrivedSource
 from sm70_moe.engines.vllm.engine import Engine
 from sm70_moe.engines.vllm.facts import matrix_names
 from sm70_moe.engines.vllm.names import HALVES, MATRICES
 from sm70_moe.errors import BackendError
-from sm70_moe.layer import MoELayer
-from sm70_moe.plan import Plan
-from sm70_moe.weights.decoding import DTYPES
-from sm70_moe.weights.formats import Part
+from sm70_moe.numbers.decoding import DTYPES
+from sm70_moe.numbers.formats import Part
+from sm70_moe.plan.plan import Plan
+from sm70_moe.runtime import operator
+from sm70_moe.runtime.layer import MoELayer
 
 BANKS = {"w13": ("gate", "up"), "w2": ("down",)}
 

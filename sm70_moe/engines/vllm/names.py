@@ -16,3 +16,9 @@ MATRICES = {"w1": "gate", "w3": "up", "w2": "down"}
 
 HALVES = {"gate": ("w13", 0), "up": ("w13", 1), "down": ("w2", 0)}
 """The parameter that holds a matrix, and its place there."""
+
+MIN_CAPABILITY = 70
+"""Compute capability 7.0, as vLLM writes it."""
+
+ACTIVATIONS = ("float16", "bfloat16", "float32")
+"""Names of torch dtypes that some route takes."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from sm70_moe.engines.vllm.names import SECTION
 from sm70_moe.errors import SettingsError
-from sm70_moe.settings import Settings
-from sm70_moe.variables import SETTINGS, nearest_name
+from sm70_moe.settings.settings import Settings
+from sm70_moe.settings.variables import SETTINGS, nearest_name
 
 FLAGS = "flags"
 """The key whose table has flags by feature; every other key is a setting by its field's name."""

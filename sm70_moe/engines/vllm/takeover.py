@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
+
 # no types: vLLM is not installed where this package is checked
 from vllm.config import get_current_vllm_config  # type: ignore[import-not-found]
 from vllm.model_executor.layers.fused_moe import (  # type: ignore[import-not-found]
@@ -19,15 +21,14 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
     CompressedTensorsConfig,
 )
 
-from sm70_moe.engines.vllm.config import Sm70AwqConfig
+from sm70_moe.checkpoint.fields import Fields
+from sm70_moe.checkpoint.methods import SKIP_LISTS, read_quantization
+from sm70_moe.checkpoint.quantization import QuantizationRules
 from sm70_moe.engines.vllm.engine import Engine, reasons
 from sm70_moe.engines.vllm.facts import declared, layer_facts, require_known
 from sm70_moe.engines.vllm.method import ExpertsMethod
-from sm70_moe.engines.vllm.names import QUANTIZATION
+from sm70_moe.engines.vllm.names import ACTIVATIONS, MIN_CAPABILITY, QUANTIZATION
 from sm70_moe.errors import AdmissionRefused
-from sm70_moe.weights.fields import Fields
-from sm70_moe.weights.methods import SKIP_LISTS, read_quantization
-from sm70_moe.weights.quantization import QuantizationRules
 
 ORDER_OF_OTHERS = re.compile(r"^(?!.*\.experts\.).*\.g_idx$")
 """Row groups outside of experts: vLLM's kernels do not use them. Ours are looked at."""
@@ -105,8 +106,13 @@ class Takeover:
     def get_name(self) -> str:
         return QUANTIZATION
 
-    get_min_capability = classmethod(lambda cls: Sm70AwqConfig.get_min_capability())
-    get_supported_act_dtypes = classmethod(lambda cls: Sm70AwqConfig.get_supported_act_dtypes())
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return MIN_CAPABILITY
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        return [getattr(torch, name) for name in ACTIVATIONS]
 
 
 def mapped(mapper: Any, entry: Any) -> Any:

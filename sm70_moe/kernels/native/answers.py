@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build.geometry import Geometry
-from sm70_moe.kernels.reference import NIBBLE_OF_COLUMN, Answer, AwqExpert, AwqMatrix, Reference, silu
-from sm70_moe.kernels.rounding import FP16
 from sm70_moe.layout import BankLayout, Metadata
+from sm70_moe.reference.arithmetic import NIBBLE_OF_COLUMN, Answer, AwqExpert, AwqMatrix, Reference, silu
+from sm70_moe.reference.rounding import FP16
 
 Array = NDArray[Any]
 

@@ -15,7 +15,8 @@ from sm70_moe.errors import BackendError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.build import SOURCES
 from sm70_moe.kernels.build.manifest import Manifest, load_manifests
-from sm70_moe.kernels.native.launch import Driver, Launcher
+from sm70_moe.kernels.native.driver import Driver
+from sm70_moe.kernels.native.launch import Launcher
 from sm70_moe.kernels.native.refusal import LaunchRefused, Refusal
 from sm70_moe.kernels.native.residency import Residency
 from sm70_moe.kernels.native.steps import FUSED, OPTIONS, STEPS, Route
@@ -24,9 +25,9 @@ from sm70_moe.layout import BankLayout, BankShape
 if TYPE_CHECKING:
     import torch
 
+    from sm70_moe.banks.banks import Banks
     from sm70_moe.kernels.native.bound import Bound
-    from sm70_moe.weights.banks import Banks
-    from sm70_moe.weights.codes import WeightSource
+    from sm70_moe.numbers.codes import WeightSource
 
 HALF = 2
 """Bytes of an FP16 element."""
@@ -103,7 +104,7 @@ class NativeBackend:
 
     def prepare(self, source: WeightSource, layout: BankLayout, shape: BankShape, device: str) -> Banks:
         """Read this rank's weights into banks; every built-in backend reads the same ones."""
-        from sm70_moe.weights.loading import prepare
+        from sm70_moe.reading.loading import prepare
 
         return prepare(source, layout, shape, device)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
+from sm70_moe.banks.banks import Bank, Banks
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.arguments import bank_tensors, check_call
 from sm70_moe.kernels.native.launch import Launcher, Program
 from sm70_moe.kernels.native.steps import CALL, Case, Route, bank_arguments, numbers
-from sm70_moe.weights.banks import Bank, Banks
 
 ALIGNMENT = 16
 """Bytes: kernels load activations and store outputs 16 bytes at a time (CONTRACT 4)."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.native.launch import Config, Fire
+from sm70_moe.kernels.native.driver import Config, Fire
 from sm70_moe.kernels.native.refusal import LaunchRefused
 from sm70_moe.kernels.native.residency import Residency
 

@@ -17,7 +17,8 @@ from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.manifest import Manifest
 from sm70_moe.kernels.native.answers import Known
-from sm70_moe.kernels.native.launch import Arena, Launcher, Step
+from sm70_moe.kernels.native.driver import Arena
+from sm70_moe.kernels.native.launch import Launcher, Step
 from sm70_moe.kernels.native.refusal import LaunchRefused
 from sm70_moe.kernels.native.steps import CALL, Case, Route, bank_arguments, numbers
 from sm70_moe.layout import BankLayout, BankShape, Metadata

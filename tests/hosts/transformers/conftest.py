@@ -152,9 +152,9 @@ def quantise(weight: Any, form: str) -> tuple[dict[str, Any], Any]:
     """FP16 weight (N, K) -> stored tensors, and the FP16 weight that they stand for."""
     import torch
 
-    from sm70_moe.weights.codes import Codes
-    from sm70_moe.weights.decoding import encode
-    from sm70_moe.weights.formats import AWQ, COMPRESSED, GPTQ_V1
+    from sm70_moe.numbers.codes import Codes
+    from sm70_moe.numbers.decoding import encode
+    from sm70_moe.numbers.formats import AWQ, COMPRESSED, GPTQ_V1
 
     values = weight.t().double().numpy()
     k, n = values.shape

@@ -246,9 +246,9 @@ def regrouped(files: Files, form: Any, zero_point: bool) -> Files:
     """Experts in another format; symmetric ones lose their zeros, so that all are 8."""
     import torch
 
-    from sm70_moe.weights.codes import Codes
-    from sm70_moe.weights.decoding import decode, encode
-    from sm70_moe.weights.formats import AWQ
+    from sm70_moe.numbers.codes import Codes
+    from sm70_moe.numbers.decoding import decode, encode
+    from sm70_moe.numbers.formats import AWQ
 
     tensors = {k: v for k, v in files.tensors.items() if ".mlp.experts." not in k}
     for name in files.matrices(".mlp.experts."):
@@ -273,7 +273,7 @@ def compressed(experts_only: Files) -> Callable[[bool], Files]:
     """A compressed-tensors file, asymmetric or not."""
 
     def make(zero_point: bool) -> Files:
-        from sm70_moe.weights.formats import COMPRESSED
+        from sm70_moe.numbers.formats import COMPRESSED
 
         files = regrouped(experts_only, COMPRESSED, zero_point)
         weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": not zero_point}
@@ -293,7 +293,7 @@ def gptq(experts_only: Files) -> Callable[[str], Files]:
     """A symmetric GPTQ file of one of the two versions."""
 
     def make(version: str) -> Files:
-        from sm70_moe.weights.formats import find
+        from sm70_moe.numbers.formats import find
 
         files = regrouped(experts_only, find("gptq", version), False)
         files.config["quantization_config"] = {

@@ -17,7 +17,7 @@ from sm70_moe.kernels.build.geometry import Geometry, shipped_geometries
 from sm70_moe.kernels.build.images import RECORD, Cubins
 from sm70_moe.kernels.build.versions import Scope, Version
 from sm70_moe.kernels.native.steps import Case, Route
-from sm70_moe.machine import installed_build
+from sm70_moe.machine.installed import installed_build
 
 FIRST = Geometry(hidden=2560, intermediate=160, experts=512, top_k=10, group=32)
 SCOPE = Scope(("sm_70", "sm_90"), (FIRST,))

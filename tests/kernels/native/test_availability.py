@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sm70_moe.checks.machine import layer_device, native_findings
+from sm70_moe.admission.checks.machine import layer_device, native_findings
 from sm70_moe.decision import Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.refusal import Refusal
-from sm70_moe.machine import Build, Device, Machine, installed_build, probe
+from sm70_moe.machine.build import Build
+from sm70_moe.machine.devices import Device
+from sm70_moe.machine.installed import installed_build
+from sm70_moe.machine.machine import Machine
+from sm70_moe.machine.probe import probe
 
 V100 = Device("cuda:0", (7, 0))
 KEY = ("cuda:0", "qpn")
@@ -77,7 +81,7 @@ def test_self_tests_of_real_devices_wait() -> None:
 
 def test_settings_reach_the_backends(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder and the switch of the settings are the native backends' own."""
-    monkeypatch.setattr("sm70_moe.machine.installed_build", lambda *arguments: None)
+    monkeypatch.setattr("sm70_moe.machine.probe.installed_build", lambda *arguments: None)
     backend = probe(kernels=tmp_path, dependent=False).backends["qpn"]
     assert isinstance(backend, NativeBackend)
     assert (backend.folder, backend.dependent) == (tmp_path, False)

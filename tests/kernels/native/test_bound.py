@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sm70_moe.banks.banks import Banks, allocate
 from sm70_moe.decision import Reason
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.synthetic import SyntheticLayer
@@ -25,7 +26,6 @@ from sm70_moe.kernels.native.refusal import LaunchRefused
 from sm70_moe.kernels.native.steps import Case, Route
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.testing.driver import FakeDriver, Launched
-from sm70_moe.weights.banks import Banks, allocate
 
 MANIFEST = """
 divides = { hidden = 64 }

@@ -13,7 +13,8 @@ from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import load_manifests
 from sm70_moe.kernels.build.versions import Scope, versions
-from sm70_moe.kernels.native.launch import Config, Launcher, Step, ordinal
+from sm70_moe.kernels.native.driver import Config
+from sm70_moe.kernels.native.launch import Launcher, Step, ordinal
 from sm70_moe.kernels.native.refusal import LaunchRefused
 from sm70_moe.testing.driver import FakeDriver, Launched
 

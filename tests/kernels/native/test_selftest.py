@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from sm70_moe.banks.banks import Banks, allocate
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import load_manifests
 from sm70_moe.kernels.build.versions import Scope, versions
-from sm70_moe.kernels.legacy import LegacyBackend
 from sm70_moe.kernels.native.answers import Known
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.launch import Launcher, Step
@@ -23,10 +23,10 @@ from sm70_moe.kernels.native.pending import Pending
 from sm70_moe.kernels.native.refusal import Refusal
 from sm70_moe.kernels.native.selftest import trials
 from sm70_moe.kernels.native.steps import Case, Route
+from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.layout import ORDERS, BankLayout, BankShape, Metadata
+from sm70_moe.numbers.codes import Codes, ExpertCodes
 from sm70_moe.testing.driver import FakeDriver, Launched
-from sm70_moe.weights.banks import Banks, allocate
-from sm70_moe.weights.codes import Codes, ExpertCodes
 
 SMALL = Geometry(hidden=256, intermediate=64, experts=16, top_k=4, group=32)
 

@@ -1,0 +1,1 @@
+"""Weighing policy, settings, layer and machine: every check, all reasons, no effects."""

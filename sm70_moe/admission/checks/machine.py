@@ -1,0 +1,100 @@
+"""What the machine must have: a device, native code for it, a backend that reads the banks."""
+
+from __future__ import annotations
+
+from sm70_moe.decision import Finding, Reason, Status
+from sm70_moe.facts import LayerFacts
+from sm70_moe.kernels.native.refusal import Refusal
+from sm70_moe.kernels.protocol import Broken
+from sm70_moe.machine.build import Build
+from sm70_moe.machine.devices import Device
+from sm70_moe.machine.machine import Machine
+
+
+def native_findings(backend: str, device: Finding, where: Device | None, machine: Machine) -> tuple[Finding, ...]:
+    """Is there machine code for the layer's own device, is it ours, does it compute? Each has its own reason."""
+    build = machine.build
+    if build is None:
+        built = Finding.failed(
+            "native build", Reason.BUILD_MISSING, "a native build", "none", "this installation has no native kernels"
+        )
+    elif build.id != build.expected:
+        built = Finding.failed(
+            "native build", Reason.BUILD_STALE, build.expected, build.id, "reinstall the package: its kernels are older"
+        )
+    else:
+        built = Finding.passed("native build", build.id)
+    if build is None or built.status is not Status.PASS:
+        image = Finding.skipped("native image", "native build")
+    elif where is None or device.status is not Status.PASS:
+        image = Finding.skipped("native image", "device")
+    elif where.architecture in build.images_of(backend):
+        image = Finding.passed("native image", where.architecture)
+    else:
+        image = missing_image(build, backend, where.architecture)
+    if build is None or where is None or image.status is not Status.PASS:
+        test = Finding.skipped("self-test", "native image" if built.status is Status.PASS else "native build")
+    else:
+        test = self_test(build.self_tests.get((where.name, backend)), where.name)
+    return (device, built, image, test)
+
+
+def missing_image(build: Build, backend: str, architecture: str) -> Finding:
+    """No machine code: of this backend at all, or for this architecture."""
+    there = sorted(build.images_of(backend))
+    if not there:
+        return Finding.failed(
+            "native image", Reason.ARCH_MISSING, f"kernels of backend {backend!r}", "none in this build"
+        )
+    return Finding.failed("native image", Reason.ARCH_MISSING, there, architecture)
+
+
+def self_test(result: str | None, device: str) -> Finding:
+    """The known-answer call on the layer's device: "" is right, other text says what went wrong."""
+    if result is None:
+        return Finding.unknown("self-test", "a known-answer call", hint=f"it has not been run on {device}")
+    if isinstance(result, Refusal):
+        return Finding.failed("self-test", Reason.LAUNCH_REFUSED, "the known answer", str(result))
+    if result:
+        return Finding.failed("self-test", Reason.SELF_TEST_FAILED, "the known answer", result)
+    return Finding.passed("self-test", "known answer")
+
+
+def layer_device(facts: LayerFacts, machine: Machine) -> tuple[Finding, Device | None]:
+    """The layer's own device, which must be a GPU for a native route."""
+    if facts.device is None:
+        return Finding.unknown("device", "a CUDA device"), None
+    device = machine.device(facts.device)
+    if device is None:
+        names = [d.name for d in machine.devices]
+        return Finding.failed("device", Reason.DEVICE, names, facts.device, "this machine has no such device"), None
+    if device.capability is None:
+        return Finding.failed("device", Reason.DEVICE, "a CUDA device", device.name), device
+    return Finding.passed("device", f"{device.name} {device.architecture}"), device
+
+
+def backend_findings(name: str, order: str, facts: LayerFacts, machine: Machine) -> tuple[Finding, ...]:
+    """Is the route's backend there, does it load, does it read the banks, does it object to the layer?"""
+    backend = machine.backends.get(name)
+    if backend is None:
+        return (Finding.failed("backend", Reason.BACKEND_MISSING, name, sorted(machine.backends)),)
+    if isinstance(backend, Broken):
+        return (Finding.failed("backend", Reason.BACKEND_BROKEN, name, backend.error),)
+    if order not in backend.orders:
+        return (Finding.failed("backend", Reason.LAYOUT_UNREADABLE, order, sorted(backend.orders)),)
+    try:
+        own = tuple(backend.check(facts))
+        if not all(isinstance(finding, Finding) for finding in own):
+            raise TypeError(f"check() gave {own!r}; accepted are findings")
+    except (Exception, SystemExit) as error:  # a plug-in's fault is a finding, never a crash
+        own = (Finding.broke("backend", error),)
+    return (Finding.passed("backend", name), *own) if all(f.check != "backend" for f in own) else own
+
+
+def option_finding(feature: str, backends: tuple[str, ...], machine: Machine) -> Finding:
+    """Does any backend of the policy's routes honour this option?"""
+    for name in backends:
+        backend = machine.backends.get(name)
+        if backend is not None and not isinstance(backend, Broken) and feature in backend.options:
+            return Finding.passed("option", name)
+    return Finding.failed("option", Reason.OPTION_UNSUPPORTED, f"a backend that honours {feature}", list(backends))

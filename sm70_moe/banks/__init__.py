@@ -1,0 +1,1 @@
+"""What kernels read: prepared weights in one rank's memory, and in files."""

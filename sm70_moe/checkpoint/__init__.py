@@ -1,0 +1,1 @@
+"""What a folder says: declarations, headers, names, shapes, and what must be refused."""

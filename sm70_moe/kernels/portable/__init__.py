@@ -1,0 +1,1 @@
+"""The contract's arithmetic in torch, on any device."""

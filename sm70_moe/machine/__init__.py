@@ -1,0 +1,1 @@
+"""What is there: devices, the native build, backends, torch."""

@@ -1,0 +1,41 @@
+"""Build: what native machine code is installed, for whom, and what its tests said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sm70_moe.kernels.native.residency import Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The native kernels that are installed.
+
+    `expected` is the build id that this package's sources would give: another `id` is a stale
+    build. `images` are the architectures it holds machine code for, `backends` those of each backend
+    (None: the same for all; a backend that is left out has no kernels). `self_tests` maps (device,
+    backend) to "" for a known-answer call that came out right, else to what went wrong; a `Refusal`
+    is the driver's own text. `sizes` are the geometries that kernels of a backend, or of an option of
+    one, were made for; `residencies` what a device holds at once of an option's (a text: why nobody knows).
+    """
+
+    id: str
+    expected: str
+    images: frozenset[str]
+    self_tests: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    backends: Mapping[str, frozenset[str]] | None = None
+    sizes: Mapping[str, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
+    residencies: Mapping[tuple[str, str], Residency | str] = field(default_factory=dict)
+
+    def images_of(self, backend: str) -> frozenset[str]:
+        """Architectures for which there is machine code of a backend."""
+        return self.images if self.backends is None else self.backends.get(backend, frozenset())
+
+    def specialised(self, name: str) -> tuple[Mapping[str, int], ...]:
+        """Sizes by name that a backend's or an option's kernels were made for."""
+        return self.sizes.get(name, ())
+
+    def made_for(self, name: str, sizes: Mapping[str, int | None]) -> bool:
+        """Are there kernels of a backend or an option for just these sizes? They may name more than kernels ask."""
+        return any(made.items() <= sizes.items() for made in self.specialised(name))

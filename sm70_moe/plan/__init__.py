@@ -1,0 +1,1 @@
+"""What was decided, frozen: routes by tokens, memory, agreement of ranks, drift."""

@@ -1,0 +1,95 @@
+"""Layers that were decided alike, told once: "layers 0-47" instead of 48 times the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from sm70_moe.admission.admit import Admission
+from sm70_moe.facts import LayerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Consecutive admissions with the same decisions; `example` is the first of them."""
+
+    example: Admission
+    layers: tuple[str, ...]
+    indices: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.layers)
+
+    @property
+    def numbers(self) -> str:
+        """ "0-47", "0-3,7", or "" for layers without an index."""
+        return ranges(self.indices)
+
+    @property
+    def name(self) -> str:
+        """The layer's name, its index replaced by the numbers of the group."""
+        first = self.layers[0]
+        if self.count == 1:
+            return first
+        before, number, after = around_index(self.example.facts)
+        return f"{before}{self.numbers}{after}" if number else f"{first} and {self.count - 1} more"
+
+    def joins(self, admission: Admission) -> bool:
+        return alike(self.example, admission)
+
+    def with_layer(self, facts: LayerFacts) -> LayerGroup:
+        indices = self.indices if facts.index is None else (*self.indices, facts.index)
+        return replace(self, layers=(*self.layers, facts.layer), indices=indices)
+
+    @classmethod
+    def of(cls, admission: Admission) -> LayerGroup:
+        return cls(admission, (), ()).with_layer(admission.facts)
+
+
+def alike(a: Admission, b: Admission) -> bool:
+    """Would a reader of both decisions learn anything from the second?"""
+    return (
+        a.decisions == b.decisions
+        and a.layout == b.layout
+        and a.policy.digest == b.policy.digest
+        and around_index(a.facts)[::2] == around_index(b.facts)[::2]
+        and replace(a.facts, layer="", index=None) == replace(b.facts, layer="", index=None)
+    )
+
+
+def around_index(facts: LayerFacts) -> tuple[str, str, str]:
+    """A layer's name before its index, the index, and after it; the last dotted part that is the index counts.
+
+    Without one the whole name is "before", so that only layers of one stack are alike.
+    """
+    parts = facts.layer.split(".")
+    for place in range(len(parts) - 1, -1, -1):
+        if parts[place] == str(facts.index):
+            return ".".join([*parts[:place], ""]), parts[place], ".".join(["", *parts[place + 1 :]])
+    return facts.layer, "", ""
+
+
+def collapse(admissions: Iterable[Admission]) -> Iterator[LayerGroup]:
+    """Groups of consecutive alike layers, in order."""
+    group: LayerGroup | None = None
+    for admission in admissions:
+        if group is not None and group.joins(admission):
+            group = group.with_layer(admission.facts)
+            continue
+        if group is not None:
+            yield group
+        group = LayerGroup.of(admission)
+    if group is not None:
+        yield group
+
+
+def ranges(indices: tuple[int, ...]) -> str:
+    """Ascending numbers as "0-3,7"."""
+    parts: list[list[int]] = []
+    for index in indices:
+        if parts and parts[-1][-1] + 1 == index:
+            parts[-1] = [parts[-1][0], index]
+        else:
+            parts.append([index])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,1 @@
+"""From a checkpoint's tensors to a rank's banks."""

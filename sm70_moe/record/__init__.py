@@ -1,0 +1,1 @@
+"""Telling what was decided: as text, as records, as a checkpoint's description."""

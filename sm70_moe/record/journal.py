@@ -1,0 +1,157 @@
+"""The record of what was decided: structlog events, and a JSONL file per rank.
+
+structlog is used, never configured: the host application's configuration applies, also when it
+comes later. Layers that are decided alike are one record with their range; none is written on the
+hot path. An event is what an operator reads: outcome, flag, reasons; the line in the file has
+every fact and finding as well. Both carry the decision's id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from sm70_moe.admission.admit import Admission
+from sm70_moe.decision import Decision, Outcome, Plain
+from sm70_moe.errors import SettingsError
+from sm70_moe.plan.layergroup import LayerGroup
+from sm70_moe.plan.plan import Plan, digest_of
+from sm70_moe.record.explanation import obstacle_text
+
+LEVELS = {
+    Outcome.ADMITTED: "info",
+    Outcome.OFF: "info",
+    Outcome.FELL_BACK: "warning",
+    Outcome.REFUSED: "error",
+    Outcome.UNSUPPORTED: "error",
+}
+
+
+def rank_path(path: Path, rank: int) -> Path:
+    """The file of one rank: `{rank}` in the name is replaced, else ".rank0" stands before the suffix."""
+    if not path.name or path.is_dir():
+        raise SettingsError(f"SM70_MOE_JOURNAL={str(path)!r}: a folder; accepted is the path of a file")
+    if "{rank}" in path.name:
+        return path.with_name(path.name.replace("{rank}", str(rank)))
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix or '.jsonl'}")
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Journal:
+    """Collects admissions, writes a record per decision once a group of alike layers is complete.
+
+    `path` is the setting; the file that is written is `rank_path(path, rank)`. Raises
+    SettingsError at once if it cannot be opened for appending. Safe to use from several threads.
+    """
+
+    def __init__(self, path: Path | None = None, rank: int = 0, clock: Callable[[], str] = utc_now) -> None:
+        self.rank, self.clock = rank, clock
+        self.path = rank_path(path, rank) if path is not None else None
+        self._lock = threading.Lock()
+        self._group: LayerGroup | None = None
+        self._failed = False
+        if self.path is not None:
+            append(self.path, b"")
+
+    def admitted(self, admission: Admission) -> None:
+        """Take note of one admission; a refusal is written at once."""
+        with self._lock:
+            if self._group is not None and self._group.joins(admission):
+                self._group = self._group.with_layer(admission.facts)
+            else:
+                self._write_group()
+                self._group = LayerGroup.of(admission)
+            if admission.refused:
+                self._write_group()
+
+    def event(self, name: str, level: str = "info", **fields: Plain) -> None:
+        """Write one event of another kind: a notice at start, a summary, drift."""
+        with self._lock:
+            self._write_group()
+            self._write(name, level, {"time": self.clock(), "rank": self.rank, **fields})
+
+    def flush(self) -> None:
+        """Write the group that is still open."""
+        with self._lock:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        group, self._group = self._group, None
+        if group is None:
+            return
+        for decision, record in decision_records(group):
+            whole = {"time": self.clock(), "rank": self.rank, **record}
+            self._write("moe decision", LEVELS[decision.outcome], whole, brief(decision, whole))
+
+    def _write(self, name: str, level: str, record: dict[str, Plain], event: dict[str, Plain] | None = None) -> None:
+        getattr(structlog.get_logger("sm70_moe"), level)(name, **(record if event is None else event))
+        if self.path is not None and not self._failed:
+            self._append(json.dumps({"event": name, **record}, separators=(",", ":")).encode() + b"\n")
+
+    def _append(self, line: bytes) -> None:
+        """Write a line; a file that fails later on is given up with one event, since decisions must go on."""
+        assert self.path is not None
+        try:
+            append(self.path, line)
+        except SettingsError as error:
+            self._failed = True
+            structlog.get_logger("sm70_moe").error("moe journal", rank=self.rank, text=f"{error}; no more lines follow")
+
+
+def decision_records(group: LayerGroup) -> Iterator[tuple[Decision, dict[str, Plain]]]:
+    """(decision, its record) of one group, plain JSON types only."""
+    example = group.example
+    shared: dict[str, Plain] = {
+        "layers": group.numbers or list(group.layers),
+        "first_layer": group.layers[0],
+        "count": group.count,
+        "policy": {"name": example.policy.name, "revision": example.policy.revision, "digest": example.policy.digest},
+        "machine": example.machine.fingerprint,
+        "facts": example.facts.record(),
+        "plan": Plan(example).digest,
+    }
+    for decision in example.decisions:
+        verdict = decision.record()
+        inputs = digest_of({**shared, "feature": decision.feature, "flag": decision.flag})
+        yield decision, {"decision": inputs[:16], **verdict, **shared}
+
+
+BRIEF = ("rank", "layers", "count", "feature", "outcome", "flag", "flag_source", "decision", "plan")
+
+
+def brief(decision: Decision, record: dict[str, Plain]) -> dict[str, Plain]:
+    """What an event says of a decision: no facts, and of the findings only those that stopped it."""
+    stopped = "; ".join(f"{finding.check}: {obstacle_text(finding)}" for finding in decision.obstacles)
+    reasons = [reason.name for reason in decision.reasons]
+    return {**{key: record[key] for key in BRIEF}, "reasons": reasons, "text": stopped}
+
+
+def append(path: Path, line: bytes) -> None:
+    """Append one line in a single write, so that lines of several writers never mix.
+
+    Raises SettingsError naming the file if it cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+        try:
+            before = os.fstat(descriptor).st_size
+            written = os.write(descriptor, line) if line else 0
+            if written != len(line):
+                os.ftruncate(descriptor, before)  # half a line would spoil the next one
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SettingsError(
+            f"SM70_MOE_JOURNAL: cannot write {str(path)!r}: {error.strerror}; accepted: a file in a writable folder"
+        ) from error
+    if written != len(line):
+        raise SettingsError(f"SM70_MOE_JOURNAL: only {written} of {len(line)} bytes fitted into {str(path)!r}")

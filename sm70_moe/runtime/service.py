@@ -1,0 +1,299 @@
+"""AdmissionService: what an engine embeds.
+
+Settings, policies, machine and backends are read once, when the service is made. Two services in
+one process share nothing; one service may be used from several threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from sm70_moe.admission.admit import Admission, admit
+from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status
+from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, Sm70MoeError
+from sm70_moe.facts import LayerFacts
+from sm70_moe.machine.machine import Machine
+from sm70_moe.machine.probe import probe
+from sm70_moe.plan.agreement import SECONDS, agree
+from sm70_moe.plan.drift import Origin, Present, drift
+from sm70_moe.plan.memory import backend, bank_shape
+from sm70_moe.plan.plan import Plan
+from sm70_moe.policy import Policy, choose_policy, load_policies, load_policy
+from sm70_moe.record.explanation import obstacle_text
+from sm70_moe.record.journal import Journal
+from sm70_moe.settings.flags import FlagState
+from sm70_moe.settings.settings import Settings
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from sm70_moe.numbers.codes import WeightSource
+    from sm70_moe.runtime.layer import MoELayer
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Over all layers so far: how many each feature was admitted for, and how many can run at all."""
+
+    layers: int
+    supported: int
+    admitted: dict[str, int]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name} {count}/{self.layers}" for name, count in self.admitted.items())
+        return f"supported {self.supported}/{self.layers}; admitted {counts or 'nothing'}"
+
+
+class AdmissionService:
+    """Decides layers, keeps the journal, builds layers.
+
+    Every argument has a default: settings from the environment, policies from the settings (all
+    shipped ones, chosen by geometry, if none is set), the machine probed. `rank` names the journal's
+    file. Raises SettingsError or PolicyError for what cannot be read.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        policy: Policy | str | None = None,
+        machine: Machine | None = None,
+        rank: int = 0,
+    ) -> None:
+        self._from_environment = settings is None
+        self._probed = machine is None
+        self.settings = Settings.from_env() if settings is None else settings
+        self.policies = (policy,) if isinstance(policy, Policy) else load_policies(policy or self.settings.policy)
+        # an injected policy cannot drift; a file is found again wherever the process has gone since
+        self._files = {} if isinstance(policy, Policy) else {os.path.abspath(p.origin): p.digest for p in self.policies}
+        notices = self.settings.notices(self.policies)
+        self.machine = self._probe() if machine is None else machine
+        self._lock = threading.Lock()
+        self._plans: dict[str, Plan] = {}
+        self._refused: dict[str, Admission] = {}
+        self._closed = False
+        self._told: Summary | None = None
+        self._captures: set[tuple[str, int, str | None]] = set()
+        self._journal = Journal(self.settings.journal, rank)
+        weakref.finalize(self, self._journal.flush)
+        for notice in notices:
+            self._journal.event("moe settings", "warning", variable=notice.name, text=notice.text)
+
+    def policy_for(self, facts: LayerFacts) -> Policy:
+        """The one policy that was asked for, else the shipped one with the layer's geometry."""
+        return choose_policy(self.policies, facts)
+
+    def admit(self, facts: LayerFacts) -> Plan:
+        """Decide one layer and keep its plan; the same facts again give the same plan.
+
+        Raises AdmissionRefused if an explicit `1` cannot be honoured, and Sm70MoeError for another
+        layer of the same name or after `close()`. A layer that nothing can run is not an error: its
+        plan has no routes.
+        """
+        with self._lock:
+            known = self._plans.get(facts.layer)
+            if known is not None and known.admission.facts == facts:
+                return known
+            if known is not None:
+                raise Sm70MoeError(f"layer {facts.layer!r} was admitted before with other facts")
+            if self._closed:
+                raise Sm70MoeError(f"layer {facts.layer!r}: admission is closed, plans are frozen")
+            admission = admit(self.policy_for(facts), self.settings, facts, self.machine)
+            self._journal.admitted(admission)
+            if admission.refused:
+                self._refused[facts.layer] = admission
+                raise refusal(admission, admission.refused)
+            self._refused.pop(facts.layer, None)
+            plan = Plan(admission)
+            self._plans[facts.layer] = plan
+            return plan
+
+    def layer(
+        self,
+        facts: LayerFacts,
+        weights: WeightSource,
+        *,
+        device: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> MoELayer:
+        """Admit a layer, prepare its banks, and return what runs it.
+
+        `device` is where the banks go, the layer's own device if not given. `progress` is called with
+        the number of experts done and of all of this rank, possibly from another thread. Banks come
+        out of `settings.cache` where that has them. Once they are complete, `weights` is released;
+        whatever is raised, it is left as it was. Raises AdmissionRefused also for a layer that no
+        route can run, and what reading the weights raises.
+        """
+        from sm70_moe.banks.cache import BankCache
+        from sm70_moe.reading.offers import release
+        from sm70_moe.runtime.layer import MoELayer
+        from sm70_moe.runtime.preparation import cached_banks, prepare_banks
+
+        plan = self.admit(facts)
+        admission, shape = plan.admission, bank_shape(plan.admission)
+        if plan.layout is None or shape is None:
+            raise refusal(admission, [admission.last_resort])
+        backends = {r.backend: backend(admission, r.backend) for r in plan.routes}
+        last, place = backends[plan.routes[-1].backend], device or facts.device or "cpu"
+        if self.settings.cache is None:
+            banks = prepare_banks(plan, weights, last, place, progress)
+        else:
+            cache = BankCache(self.settings.cache)
+            banks = cached_banks(plan, weights, last, place, cache, self._cache_warning, progress)
+        made = MoELayer(plan, banks, backends, self._captured)
+        release(weights)
+        return made
+
+    def agree(self, group: dist.ProcessGroup | None = None, *, seconds: float = SECONDS) -> tuple[Plan, ...]:
+        """Agree with the other ranks of a group on all plans so far; call it on every rank, before a kernel runs.
+
+        Plans in which features were taken back replace the service's own and go to the journal.
+        Raises what `agreement.agree` raises.
+        """
+        agreed = agree(self.plans(), group, seconds=seconds)
+        for plan in agreed:
+            with self._lock:
+                changed = self._plans[plan.layer].digest != plan.digest
+                self._plans[plan.layer] = plan
+            if changed:
+                self._journal.admitted(plan.admission)
+        return agreed
+
+    def _captured(self, plan: Plan, tokens: int, route: str | None) -> None:
+        """A graph keeps this route: write it down once, and freeze the plans."""
+        key = (plan.layer, tokens, route)
+        with self._lock:
+            known = key in self._captures
+            self._captures.add(key)
+            self._closed = True
+        if not known:
+            self._journal.event("moe capture", layer=plan.layer, tokens=tokens, route=route, plan=plan.digest)
+
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans so far, in order of admission."""
+        with self._lock:
+            return tuple(self._plans.values())
+
+    def summary(self) -> Summary:
+        """Counts over all layers so far, refused ones too; written to the journal if it is news."""
+        with self._lock:
+            admissions = [*(plan.admission for plan in self._plans.values()), *self._refused.values()]
+        counts: dict[str, int] = {}
+        for admission in admissions:
+            for decision in admission.decisions:
+                counts[decision.feature] = counts.get(decision.feature, 0) + decision.admitted
+        supported = sum(a.supported and not a.refused for a in admissions)
+        summary = Summary(len(admissions), supported, counts)
+        with self._lock:
+            if self._told == summary:
+                return summary
+            self._told = summary
+        admitted: Plain = {name: f"{count}/{summary.layers}" for name, count in counts.items()}
+        self._journal.event(
+            "moe summary", layers=summary.layers, supported=summary.supported, admitted=admitted, text=str(summary)
+        )
+        return summary
+
+    def drift(self) -> tuple[Finding, ...]:
+        """What changed since this service was made: environment, policy files, build, devices.
+
+        Only what the service read itself is looked at again; injected values cannot drift. Changes
+        are reported and written to the journal, never acted on.
+        """
+        findings = drift(self._origin(), self._present())
+        for finding in findings:
+            if finding.status is Status.FAIL:
+                self._journal.event("moe drift", "warning", **finding.record())
+        return findings
+
+    def close(self) -> Summary:
+        """End admission: no layer is admitted any more, the plans are final.
+
+        Raises AdmissionRefused if a required feature was admitted for no layer at all (possible only
+        under `mixed_model = "admit-the-rest"`), and DriftError under `drift = "raise"`.
+        """
+        with self._lock:
+            self._closed = True
+        summary = self.summary()
+        self._refuse_unmet()
+        changed = [f for f in self.drift() if f.status is Status.FAIL]
+        if changed and any(p.on.drift == "raise" for p in self.policies):
+            raise DriftError(changed, "; ".join(f"{f.check}: {obstacle_text(f)}" for f in changed))
+        return summary
+
+    def __enter__(self) -> AdmissionService:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._journal.flush()
+        if kind is None:
+            self.close()
+
+    def _cache_warning(self, file: Path, text: str) -> None:
+        self._journal.event("moe cache", "warning", file=str(file), text=f"{file}: {text}")
+
+    def _refuse_unmet(self) -> None:
+        required: dict[str, list[tuple[Plan, Decision]]] = {}
+        for plan in self.plans():
+            for decision in plan.decisions:
+                if decision.flag == FlagState.REQUIRE:
+                    required.setdefault(decision.flag_source or "", []).append((plan, decision))
+        for asked in required.values():
+            if not any(decision.admitted for _, decision in asked):
+                plan, decision = asked[0]
+                raise refusal(plan.admission, [decision])
+
+    def _probe(self) -> Machine:
+        return probe(
+            native=wants_native(self.policies, self.settings),
+            kernels=self.settings.kernels,
+            dependent=self.settings.dependent_launch,
+        )
+
+    def _origin(self) -> Origin:
+        return Origin(self.settings, self._files, self.machine)
+
+    def _present(self) -> Present:
+        machine = self.machine
+        if self._probed:
+            machine = probe(native=machine.build_looked_up, kernels=self.settings.kernels, backends=machine.backends)
+        environment = os.environ if self._from_environment else self.settings
+        return Present(environment, {path: digest_now(path) for path in self._files}, machine)
+
+
+def wants_native(policies: Iterable[Policy], settings: Settings) -> bool:
+    """Is any native feature not switched off? With `0` the build is not even looked up."""
+    return any(
+        feature.native and flag.state is not FlagState.OFF
+        for policy in policies
+        for feature, flag in zip(policy.features.values(), settings.flags(policy).values(), strict=True)
+    )
+
+
+def digest_now(path: str) -> str | None:
+    """Digest of a policy's file now; None if it is gone or not valid any more."""
+    try:
+        return load_policy(path).digest
+    except PolicyError:
+        return None
+
+
+def refusal(admission: Admission, decisions: Iterable[Decision]) -> AdmissionRefused:
+    """The error that lists every reason of every refused decision."""
+    lines = [f"{admission.facts.layer}: admission refused under policy {admission.policy.name}"]
+    for decision in decisions:
+        asked = f" (flag {decision.flag}, from {decision.flag_source})" if decision.flag else ""
+        lines.append(f"  {decision.feature}{asked}:")
+        lines += [f"    {f.check}: {obstacle_text(f)}" for f in decision.obstacles]
+    if any(d.outcome is Outcome.REFUSED for d in decisions):
+        lines.append("  unset the flag, or set it to 0, to fall back to an older route")
+    return AdmissionRefused(admission.facts.layer, admission.decisions, "\n".join(lines))

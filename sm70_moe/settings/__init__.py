@@ -1,0 +1,1 @@
+"""What the operator wants: flags, variables, layer lists, and where each value came from."""

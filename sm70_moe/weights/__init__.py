@@ -1,1 +1,0 @@
-"""From a checkpoint's tensors to a rank's prepared banks."""

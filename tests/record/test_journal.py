@@ -1,0 +1,160 @@
+"""The journal: collapsed records of plain types, one file per rank, nothing configured."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from sm70_moe.admission.admit import Admission, admit
+from sm70_moe.errors import SettingsError
+from sm70_moe.policy import load_policy
+from sm70_moe.record.journal import Journal, rank_path
+from sm70_moe.testing import contract_facts, fake_machine, settings
+
+FIRST = load_policy("qwen3.8-flash-next-awq-tp4")
+
+
+def admission(index: int, **flags: str) -> Admission:
+    facts = contract_facts(FIRST, f"model.layers.{index}.mlp.experts", index=index)
+    return admit(FIRST, settings(flags), facts, fake_machine(build="missing"))
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_alike_layers_are_one_record_per_decision(tmp_path: Path) -> None:
+    """Four alike layers give one event and one line for each decision, with range and count."""
+    with capture_logs() as events:
+        journal = Journal(tmp_path / "moe.jsonl", rank=2, clock=lambda: "2026-01-01T00:00:00Z")
+        for index in range(4):
+            journal.admitted(admission(index))
+        assert events == []
+        journal.flush()
+        journal.flush()
+    written = lines(tmp_path / "moe.rank2.jsonl")
+    assert len(written) == len(events) == len(admission(0).decisions)
+    assert {(r["layers"], r["count"], r["rank"], r["time"]) for r in written} == {("0-3", 4, 2, "2026-01-01T00:00:00Z")}
+
+
+def test_levels_follow_the_outcome(tmp_path: Path) -> None:
+    """A fallback is a warning, a refusal an error, an admission information."""
+    with capture_logs() as events:
+        journal = Journal()
+        journal.admitted(admission(0, grouped_decode="1"))
+    levels = {e["feature"]: (e["outcome"], e["log_level"]) for e in events}
+    assert levels["qpn_m1"] == ("fell back", "warning")
+    assert levels["grouped_decode"] == ("refused", "error")
+    assert levels["legacy"] == ("admitted", "info")
+    assert levels["tune_small_shapes"] == ("off", "info")
+
+
+def test_event_is_for_a_reader() -> None:
+    """An event names reasons and what stopped the route, without facts and passed checks."""
+    with capture_logs() as events:
+        journal = Journal()
+        journal.admitted(admission(0))
+        journal.flush()
+    event = next(e for e in events if e["feature"] == "qpn_m1")
+    assert event["reasons"] == ["BUILD_MISSING"]
+    assert "native build" in event["text"]
+    assert "facts" not in event
+    assert "findings" not in event
+
+
+def test_record_says_everything(tmp_path: Path) -> None:
+    """A record holds the inputs' hash, policy, machine, facts, flag with its source, findings, plan."""
+    journal = Journal(tmp_path / "moe.jsonl")
+    journal.admitted(admission(0))
+    journal.flush()
+    record = next(r for r in lines(tmp_path / "moe.rank0.jsonl") if r["feature"] == "qpn_m1")
+    assert record["policy"] == {"name": FIRST.name, "revision": 1, "digest": FIRST.digest}
+    assert (record["flag"], record["flag_source"], record["outcome"]) == ("auto", "unset", "fell back")
+    assert record["facts"]["experts"] == 512
+    assert {"decision", "time", "machine", "plan", "findings"} <= record.keys()
+
+
+def test_refusal_is_written_at_once(tmp_path: Path) -> None:
+    """What stops an engine is in the file before the error leaves."""
+    journal = Journal(tmp_path / "moe.jsonl")
+    journal.admitted(admission(0, qpn_m1="1"))
+    assert any(r["outcome"] == "refused" for r in lines(tmp_path / "moe.rank0.jsonl"))
+
+
+def test_structlog_configuration_of_the_host_applies(tmp_path: Path) -> None:
+    """A host that configures structlog after this package was imported still decides the output."""
+    seen: list[dict] = []
+
+    def catch(_logger: object, _method: str, event: dict) -> dict:
+        seen.append(event)
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    journal = Journal()
+    journal.admitted(admission(0))
+    structlog.configure(processors=[catch])
+    try:
+        journal.flush()
+    finally:
+        structlog.configure(**before)
+    assert {event["event"] for event in seen} == {"moe decision"}
+
+
+def test_threads_do_not_mix_lines(tmp_path: Path) -> None:
+    """Lines written from several threads stay whole."""
+    journal = Journal(tmp_path / "moe.jsonl")
+    threads = [
+        threading.Thread(target=lambda: [journal.event("moe summary", text="x" * 500) for _ in range(50)])
+        for _ in range(8)
+    ]
+    with capture_logs():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(lines(tmp_path / "moe.rank0.jsonl")) == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("a/j.jsonl", "a/j.rank3.jsonl"), ("j", "j.rank3.jsonl"), ("j-{rank}.log", "j-3.log")],
+)
+def test_one_file_for_each_rank(path: str, expected: str) -> None:
+    """Ranks never share a file."""
+    assert rank_path(Path(path), 3) == Path(expected)
+
+
+def test_unwritable_path_is_an_error_at_start(tmp_path: Path) -> None:
+    """A journal that cannot be written stops the start, and names the variable and the file."""
+    with pytest.raises(SettingsError, match=r"SM70_MOE_JOURNAL.*missing"):
+        Journal(tmp_path / "missing" / "moe.jsonl")
+
+
+def test_a_disk_that_fills_up_later_stops_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails after the start is one error event; decisions go on, and no half line stays."""
+    journal = Journal(tmp_path / "moe.jsonl")
+    journal.admitted(admission(0))
+    journal.flush()
+    whole = (tmp_path / "moe.rank0.jsonl").read_text()
+    real = os.write
+    monkeypatch.setattr("os.write", lambda descriptor, line: real(descriptor, line[: len(line) // 2]))
+    with capture_logs() as events:
+        journal.admitted(admission(1))
+        journal.admitted(admission(2, qpn_m1="0"))
+        journal.flush()
+    assert (tmp_path / "moe.rank0.jsonl").read_text() == whole
+    assert [e["log_level"] for e in events if e["event"] == "moe journal"] == ["error"]
+    assert sum(e["event"] == "moe decision" for e in events) == 2 * len(admission(0).decisions)
+
+
+@pytest.mark.parametrize("path", [".", "/", "{folder}"])
+def test_a_folder_is_no_journal(tmp_path: Path, path: str) -> None:
+    """A folder's path is refused with the variable's name."""
+    with pytest.raises(SettingsError, match="SM70_MOE_JOURNAL"):
+        Journal(Path(path.format(folder=tmp_path)))

@@ -19,7 +19,7 @@ import torch
 import sm70_moe as sm
 from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.evidence.synthetic import SyntheticLayer
-from sm70_moe.evidence.trial import Call, Trial, same_bits
+from sm70_moe.evidence.trial import Inputs, Trial, same_bits
 from sm70_moe.plan.memory import backend
 from sm70_moe.runtime.operator import register
 
@@ -27,9 +27,9 @@ DEVICE = "cuda:0"
 TOKENS = (1, 2, 3, 4, 5, 8, 9, 64, 128)
 
 
-def inputs(layer: sm.MoELayer, tokens: int, seed: int) -> Call:
+def inputs(layer: sm.MoELayer, tokens: int, seed: int) -> Inputs:
     shape, facts = layer.banks.shape, layer.plan.admission.facts
-    return Call.random(tokens, facts.top_k or 1, hidden=shape.hidden, experts=shape.experts, seed=seed, device=DEVICE)
+    return Inputs.random(tokens, facts.top_k or 1, hidden=shape.hidden, experts=shape.experts, seed=seed, device=DEVICE)
 
 
 def judge(layer: sm.MoELayer, source: SyntheticLayer) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from banks import DEVICE, FIRST, Bank, Shape, slow
 from driver import Cuda
 from kernels import Decode
 
-from sm70_moe.evidence.trial import Call, Trial
+from sm70_moe.evidence.trial import Inputs, Trial
 from sm70_moe.reference.arithmetic import AwqExpert, Reference
 
 CHECKS: list[tuple[str, bool]] = []
@@ -33,11 +33,11 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(bits(a), bits(b))
 
 
-def random_call(shape: Shape, tokens: int, seed: int) -> Call:
-    return Call.random(tokens, shape.top_k, hidden=shape.hidden, experts=shape.experts, seed=seed, device=DEVICE)
+def random_call(shape: Shape, tokens: int, seed: int) -> Inputs:
+    return Inputs.random(tokens, shape.top_k, hidden=shape.hidden, experts=shape.experts, seed=seed, device=DEVICE)
 
 
-def mixed(shape: Shape, tokens: int, seed: int) -> Call:
+def mixed(shape: Shape, tokens: int, seed: int) -> Inputs:
     """Invalid ids, duplicates within a token and experts shared by several tokens."""
     call = random_call(shape, tokens, seed)
     source = torch.Generator().manual_seed(seed)
@@ -47,7 +47,7 @@ def mixed(shape: Shape, tokens: int, seed: int) -> Call:
     ids[wrong < 0.1] = -1
     ids[wrong > 0.9] = shape.experts
     weights = torch.randn(ids.shape, generator=source)
-    return Call(call.x, ids.to(DEVICE), weights.to(DEVICE))
+    return Inputs(call.x, ids.to(DEVICE), weights.to(DEVICE))
 
 
 def note(what: str, good: bool) -> None:
@@ -88,7 +88,7 @@ def check_rows(name: str, decode: Decode) -> None:
         whole, inner = decode.once(call)
         for m in range(1, 8):
             for start in {0, 8 - m, 3 if m <= 5 else 0}:
-                part = Call(*(t[start : start + m].contiguous() for t in (call.x, call.ids, call.weights)))
+                part = Inputs(*(t[start : start + m].contiguous() for t in (call.x, call.ids, call.weights)))
                 out, inside = decode.once(part)
                 note(
                     f"{name} {kind} rows {start}+{m} of 8",
@@ -97,12 +97,12 @@ def check_rows(name: str, decode: Decode) -> None:
         bad = call.x.clone()
         bad[2, 5] = math.inf
         bad[5, 7] = math.nan
-        out, inside = decode.once(Call(bad, call.ids, call.weights))
+        out, inside = decode.once(Inputs(bad, call.ids, call.weights))
         keep = torch.tensor([0, 1, 3, 4, 6, 7], device=DEVICE)
         note(f"{name} {kind} bad rows", same(out[keep], whole[keep]) and same(inside[keep], inner[keep]))
     for m in (1, 2, 3, 5, 8):
         call = random_call(s, m, 5)
-        none = Call(call.x, torch.full_like(call.ids, -1), call.weights * math.nan)
+        none = Inputs(call.x, torch.full_like(call.ids, -1), call.weights * math.nan)
         out, inside = decode.once(none)
         note(f"{name} no valid id M={m}", not bits(out).any() and not bits(inside).any())
 

@@ -13,6 +13,7 @@ import sys
 import torch
 
 from sm70_moe.benchmark.weights import random_banks
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
@@ -30,7 +31,7 @@ def main() -> None:
         ids = torch.stack([torch.randperm(SHAPE.experts, generator=source, device=DEVICE)[:TOP_K] for _ in x]).int()
         weights = torch.rand(tokens, TOP_K, generator=source, device=DEVICE)
         for backend in (NativeBackend("grouped"),) if tokens > 1 else (NativeBackend("qpn"), fused):
-            backend.run(banks, x, ids, weights, torch.empty_like(x))
+            backend.run(banks, Call(x, ids, weights, torch.empty_like(x)))
     torch.cuda.synchronize()
 
 

@@ -10,7 +10,7 @@ import torch
 from banks import DEVICE, Bank, Shape, up
 from driver import Cuda, Kernel
 
-from sm70_moe.evidence.trial import Call
+from sm70_moe.evidence.trial import Inputs
 
 FOLDER = Path(__file__).resolve().parents[1] / ".bench"
 KINDS13, KINDS2 = "pp" + "pppp" + "p" + "iiiiii", "ppp" + "pppp" + "p" + "iiiiii"
@@ -112,7 +112,7 @@ class Decode:
         s = self.bank.shape
         return torch.full((tokens, s.top_k, s.inner), math.nan, dtype=torch.float16, device=DEVICE)
 
-    def once(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    def once(self, call: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """One call on poisoned buffers: out and intermediate."""
         out, inner = torch.full_like(call.x, math.nan), self.poisoned(call.tokens)
         self(call.x, call.ids, call.weights, out, inner)

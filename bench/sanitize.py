@@ -69,8 +69,8 @@ def mixed(layer: Layer, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 def steps_of(launcher: Launcher) -> tuple[str, ...]:
     """Values of the axis `step` that the build has for this device."""
-    there = {dict(i.version.axes).get("step") for i in launcher.cubins.images if i.version.source == "decode_w13"}
-    test = any(i.version.test and i.version.architecture == launcher.architecture for i in launcher.cubins.images)
+    there = {dict(i.version.axes).get("step") for i in launcher.images.images if i.version.source == "decode_w13"}
+    test = any(i.version.test and i.version.architecture == launcher.architecture for i in launcher.images.images)
     return ("own", "volta") if test and "volta" in there else ("own",)
 
 
@@ -130,7 +130,7 @@ def main() -> int:
     torch.zeros(1, device=DEVICE)
     launcher = Launcher.open(DEVICE)
     steps, wrong = steps_of(launcher), []
-    print(f"{torch.cuda.get_device_name(0)}, build {launcher.cubins.id[:16]}, steps {', '.join(steps)}", flush=True)
+    print(f"{torch.cuda.get_device_name(0)}, build {launcher.images.id[:16]}, steps {', '.join(steps)}", flush=True)
     for layer, step in product(LAYERS, steps):
         wrong += check(launcher, layer, step)
         print(f"{layer.name}, step {step}: {time.perf_counter() - start:.0f} s so far", flush=True)

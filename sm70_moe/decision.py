@@ -25,62 +25,88 @@ class Status(StrEnum):
     SKIPPED = "skipped"  # a prerequisite did not pass
 
 
+class Scope(StrEnum):
+    """Where a reason lies: what has to change for the check to pass."""
+
+    OPERATOR = "operator"  # flags, lists and variables: the same for every layer, or said of one by name
+    POLICY = "policy"  # the policy file
+    LAYER = "layer"  # this layer: another layer of the same model may differ
+    MACHINE = "machine"  # devices, build, backends
+    RANKS = "ranks"  # another rank of the engine
+    CHECK = "check"  # nobody knows: a fact is missing, or the check itself did not work
+
+
 class Reason(StrEnum):
-    """Why a check did not pass. Closed: tests, dashboards and hints key on these."""
+    """Why a check did not pass. Closed: tests, dashboards and hints key on these.
+
+    Every reason has its `scope`: one that is added cannot be forgotten in a list elsewhere.
+    """
+
+    scope: Scope
+
+    def __new__(cls, text: str, scope: Scope) -> Reason:
+        made = str.__new__(cls, text)
+        made._value_, made.scope = text, scope
+        return made
 
     # the operator
-    FLAG_OFF = "flag off"
-    FLAG_OFF_BY_DEFAULT = "flag off by default"
-    FLAG_UNDECLARED = "the policy has no such flag"
-    LAYER_DENIED = "layer denied"
-    LAYER_NOT_ALLOWED = "layer not allowed"
-    # the layer against the contract
-    FORMAT = "format"
-    BITS = "bits"
-    ZERO_POINT = "zero point"
-    EXPERTS = "experts"
-    TOP_K = "top-k"
-    HIDDEN = "hidden size"
-    INTERMEDIATE = "intermediate size"
-    TENSOR_PARALLEL = "tensor parallel"
-    EXPERT_PARALLEL = "expert parallel"
-    RANK = "rank outside of its group"
-    GROUP_SIZE = "checkpoint group size"
-    PREPARED_GROUP = "prepared group size"
-    ACTIVATION = "activation"
-    ACTIVATION_DTYPE = "activation dtype"
-    # the layer against tensor parallelism
-    GROUP_INDIVISIBLE = "group does not divide the matrix"
-    SHARD_UNEVEN = "ranks do not divide the layer"
-    SHARD_CUTS_GROUP = "shard cuts a group too finely"
+    FLAG_OFF = "flag off", Scope.OPERATOR
+    FLAG_OFF_BY_DEFAULT = "flag off by default", Scope.OPERATOR
+    FLAG_UNDECLARED = "the policy has no such flag", Scope.OPERATOR
+    LAYER_DENIED = "layer denied", Scope.LAYER
+    LAYER_NOT_ALLOWED = "layer not allowed", Scope.LAYER
+    # the layer against the contract, or against what a backend can run
+    FORMAT = "format", Scope.LAYER
+    BITS = "bits", Scope.LAYER
+    ZERO_POINT = "zero point", Scope.LAYER
+    EXPERTS = "experts", Scope.LAYER
+    TOP_K = "top-k", Scope.LAYER
+    HIDDEN = "hidden size", Scope.LAYER
+    INTERMEDIATE = "intermediate size", Scope.LAYER
+    TENSOR_PARALLEL = "tensor parallel", Scope.OPERATOR
+    EXPERT_PARALLEL = "expert parallel", Scope.OPERATOR
+    RANK = "rank outside of its group", Scope.OPERATOR
+    GROUP_SIZE = "checkpoint group size", Scope.LAYER
+    PREPARED_GROUP = "prepared group size", Scope.LAYER
+    ACTIVATION = "activation", Scope.LAYER
+    ACTIVATION_DTYPE = "activation dtype", Scope.OPERATOR
+    # the layer against tensor parallelism, and against the order of its banks
+    GROUP_INDIVISIBLE = "group does not divide the matrix", Scope.LAYER
+    SHARD_UNEVEN = "ranks do not divide the layer", Scope.LAYER
+    SHARD_CUTS_GROUP = "shard cuts a group too finely", Scope.LAYER
+    BANK_SIZES = "the bank order does not hold these sizes", Scope.LAYER
     # other features
-    NEED_NOT_ADMITTED = "a needed feature is not admitted"
+    NEED_NOT_ADMITTED = "a needed feature is not admitted", Scope.POLICY
     # other ranks
-    RANKS_DISAGREE = "not admitted on every rank"
+    RANKS_DISAGREE = "not admitted on every rank", Scope.RANKS
     # the machine
-    DEVICE = "device"
-    ARCHITECTURE = "architecture"
-    BUILD_MISSING = "no native build"
-    BUILD_STALE = "build id differs"
-    ARCH_MISSING = "no image for this architecture"
-    KERNEL_SIZES = "no kernel for these sizes"
-    NOT_COOPERATIVE = "no cooperative launch"
-    NOT_RESIDENT = "blocks do not fit at once"
-    SELF_TEST_FAILED = "self-test failed"
-    LAUNCH_REFUSED = "driver refused the launch"
-    BACKEND_MISSING = "backend not installed"
-    BACKEND_BROKEN = "backend does not load"
-    LAYOUT_UNREADABLE = "backend does not read the bank layout"
-    OPTION_UNSUPPORTED = "no backend has this option"
+    DEVICE = "device", Scope.MACHINE
+    ARCHITECTURE = "architecture", Scope.MACHINE
+    BUILD_MISSING = "no native build", Scope.MACHINE
+    BUILD_STALE = "build id differs", Scope.MACHINE
+    ARCH_MISSING = "no image for this architecture", Scope.MACHINE
+    KERNEL_SIZES = "no kernel for these sizes", Scope.LAYER
+    NOT_COOPERATIVE = "no cooperative launch", Scope.MACHINE
+    NOT_RESIDENT = "blocks do not fit at once", Scope.MACHINE
+    SELF_TEST_FAILED = "self-test failed", Scope.MACHINE
+    LAUNCH_REFUSED = "driver refused the launch", Scope.MACHINE
+    BACKEND_MISSING = "backend not installed", Scope.MACHINE
+    BACKEND_BROKEN = "backend does not load", Scope.MACHINE
+    OPTION_UNSUPPORTED = "no backend has this option", Scope.MACHINE
+    # what a backend is declared to run
+    LAYOUT_UNREADABLE = "backend does not read the bank layout", Scope.POLICY
+    TOKENS = "backend does not run these token counts", Scope.POLICY
+    # what a backend does with the layer's own banks
+    PROOF_FAILED = "wrong on the layer's own weights", Scope.MACHINE
     # bookkeeping
-    FACT_UNKNOWN = "fact unknown"
-    CHECK_BROKE = "check broke"
-    PREREQUISITE = "prerequisite did not pass"
+    FACT_UNKNOWN = "fact unknown", Scope.CHECK
+    CHECK_BROKE = "check broke", Scope.CHECK
+    PREREQUISITE = "prerequisite did not pass", Scope.CHECK
     # drift
-    ENVIRONMENT_CHANGED = "environment changed since"
-    POLICY_CHANGED = "policy changed since"
-    BUILD_CHANGED = "build changed since"
-    MACHINE_CHANGED = "machine changed since"
+    ENVIRONMENT_CHANGED = "environment changed since", Scope.OPERATOR
+    POLICY_CHANGED = "policy changed since", Scope.POLICY
+    BUILD_CHANGED = "build changed since", Scope.MACHINE
+    MACHINE_CHANGED = "machine changed since", Scope.MACHINE
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,3 +163,18 @@ class BankShape:
     def metadata_bytes(self, metadata: Metadata, group: int) -> int:
         """Bytes of scales and zeros for groups of `group` rows."""
         return self.elements // group * metadata.bits_each // 8
+
+    def bank_bytes(self, layout: BankLayout) -> tuple[int, int]:
+        """Bytes of the codes and of scales and zeros in banks of this layout, filled up to whole tiles.
+
+        An order that is not ours is taken to fill nothing up.
+        """
+        order = ORDERS.get(layout.order)
+        if order is None:
+            return self.weight_bytes, self.metadata_bytes(layout.metadata, layout.group)
+        words = rest = 0
+        for rows, columns in ((self.hidden, 2 * self.intermediate), (self.intermediate, self.hidden)):
+            for plane in order.planes(layout.metadata, rows, columns, layout.group):
+                words += plane.nbytes if plane.name == WORDS else 0
+                rest += 0 if plane.name == WORDS else plane.nbytes
+        return self.experts * words, self.experts * rest

@@ -209,8 +209,10 @@ def convert(banks: Banks, layout: BankLayout) -> Banks:
 def allocate(layout: BankLayout, shape: BankShape, device: str | torch.device) -> Banks:
     """Banks without weights. Raises BackendError for an unknown order, or sizes that it does not hold."""
     place = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors have it
-    w13 = Bank.allocate(shape.hidden, 2 * shape.intermediate, shape.experts, layout, place)
-    w2 = Bank.allocate(shape.intermediate, shape.hidden, shape.experts, layout, place)
+    # readers' threads fill them: tensors that are made under inference_mode could only be written under it
+    with torch.inference_mode(False):
+        w13 = Bank.allocate(shape.hidden, 2 * shape.intermediate, shape.experts, layout, place)
+        w2 = Bank.allocate(shape.intermediate, shape.hidden, shape.experts, layout, place)
     return Banks(layout, shape, place, w13, w2)
 
 

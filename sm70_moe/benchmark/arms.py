@@ -20,7 +20,8 @@ from sm70_moe.benchmark.stand import Stand
 from sm70_moe.benchmark.timing import Layer
 from sm70_moe.benchmark.traffic import expert_bytes, tile_bytes
 from sm70_moe.errors import BackendError
-from sm70_moe.evidence.trial import Route
+from sm70_moe.evidence.trial import Runs
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.plan.memory import backend
 from sm70_moe.timings import BOTH, DEPENDENT, FLOOR, LEGACY, PLAIN, ROOFLINE, SEPARATOR, W2, W13
@@ -40,7 +41,7 @@ class Ready:
 
     layer: Layer
     outputs: tuple[torch.Tensor, ...] = ()
-    run: Route | None = None
+    run: Runs | None = None
     layers: int | None = None
     replays: int | None = None
     may_be_eager: bool = False
@@ -120,7 +121,7 @@ def legacy(stand: Stand) -> Ready:
 
     def layer(n: int) -> None:
         separate(n)
-        runs.run(setup.bank(n), stand.x, stand.ids, stand.weights, stand.out)
+        runs.run(setup.bank(n), Call(stand.x, stand.ids, stand.weights, stand.out), setup.space)
 
     run = partial(runs.run, setup.bank(layers - 1))
     return Ready(layer, (stand.out,), run, layers, LEGACY_REPLAYS, may_be_eager=True)

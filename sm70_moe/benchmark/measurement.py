@@ -129,7 +129,7 @@ def host(setup: Setup, tokens: int, protocol: Protocol, watch: Stopwatch) -> Hos
     layer = MoELayer(plan, setup.bank(0), runs)
     routing = Routing.make("uniform", 1, 1, tokens, setup.top_k, setup.shape.experts, protocol.seed)
     stand = Stand(setup, routing, protocol.seed)
-    call = stand.call(0)
+    call = stand.inputs(0)
     samples = host_time(lambda: layer(call.x, call.ids, call.weights, stand.out), watch.wait)
     route = plan.route(CallFacts.usual(tokens, hidden, setup.top_k))
     return Host(tokens, setup.layout.metadata.value, route.name if route else "", min(samples), samples)

@@ -10,7 +10,8 @@ from sm70_moe.benchmark.stand import Stand
 from sm70_moe.benchmark.timing import Layer
 from sm70_moe.decision import Finding
 from sm70_moe.errors import BackendError
-from sm70_moe.evidence.trial import Route as Run
+from sm70_moe.evidence.trial import Runs
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.native.backend import DEPENDENT_FROM, NativeBackend
 from sm70_moe.kernels.native.bound import addresses
 from sm70_moe.kernels.native.launch import Program, Step
@@ -47,7 +48,7 @@ NATIVES: tuple[Native, ...] = (
 """Whether or not the policy admits an option: here it is to be found out what it is worth."""
 
 
-def native_layer(native: Native, launch: str, part: str, stand: Stand) -> tuple[Layer, Run | None]:
+def native_layer(native: Native, launch: str, part: str, stand: Stand) -> tuple[Layer, Runs | None]:
     """The layer of an arm, and what is judged of it. Raises BackendError for what cannot run here, with the reason."""
     setup = stand.setup
     found = admitted(setup.plan, stand.tokens)
@@ -65,7 +66,7 @@ def whole(stand: Stand, backend: NativeBackend) -> Layer:
 
     def layer(n: int) -> None:
         separate(n)
-        backend.run(setup.bank(n), stand.x, stand.ids, stand.weights, stand.out)
+        backend.run(setup.bank(n), Call(stand.x, stand.ids, stand.weights, stand.out), setup.space)
 
     return layer
 

@@ -77,8 +77,8 @@ def used_kernels(launcher: Launcher, result: Result, plan: Plan) -> Iterator[dic
             axes = {axis.name: next(iter(axis.values)) for axis in launcher.manifests[source].axes}
             axes |= {name: value for name, value in (("metadata", str(kind)), ("order", order)) if name in axes}
             try:
-                image = launcher.cubins.find(source, launcher.architecture, result.geometry, axes)
-                kernels = () if image.version.name in seen else census(launcher.cubins.read(image))
+                image = launcher.images.find(source, launcher.architecture, result.geometry, axes)
+                kernels = () if image.version.name in seen else census(launcher.images.read(image))
             except BackendError:  # no such version for this device: it was not launched either
                 continue
             seen.add(image.version.name)

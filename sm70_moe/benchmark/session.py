@@ -70,7 +70,7 @@ def opened(device: str, settings: Settings, driver: Driver | None = None) -> Lau
     """The kernels of the measurement itself on this device, or why there are none."""
     try:
         launcher = Launcher.open(device, settings.kernels, driver)
-        if launcher.architecture not in launcher.cubins.of_sources(["roofline"]):
+        if launcher.architecture not in launcher.images.of_sources(["roofline"]):
             return f"the build has no image of the read-only kernels for {launcher.architecture}"
     except BackendError as error:
         return str(error)

@@ -16,7 +16,11 @@ from sm70_moe.kernels.native.launch import Launcher
 from sm70_moe.layout import METADATA, BankLayout, BankShape
 from sm70_moe.plan.plan import Plan
 from sm70_moe.reference.arithmetic import Reference
+from sm70_moe.runtime.arena import Arena
 from sm70_moe.timings import W2, W13
+
+WORKSPACE = 16 << 20
+"""Bytes that calls share, as in an engine; a larger call takes what it needs while it is captured."""
 
 
 @dataclass(slots=True)
@@ -36,6 +40,7 @@ class Setup:
     launcher: Launcher | None
     no_launcher: str
     stream: Callable[[], int]
+    space: Arena
     _stand_ins: tuple[dict[str, torch.Tensor], ...] = ()
     _references: dict[int, Reference] = field(default_factory=dict)
     _natives: dict[tuple[str, str, str], NativeBackend] = field(default_factory=dict)
@@ -59,7 +64,9 @@ class Setup:
         found, why = (None, launcher) if isinstance(launcher, str) else (launcher, "")
         top_k = plan.admission.facts.top_k or 1
         others = tuple(stand_ins(layout, shape, device) for _ in range(banks if found else 0))
-        return cls(plan, layout, shape, top_k, device, made, found, why, stream, others)
+        space = Arena(device)
+        space.reserve(WORKSPACE)
+        return cls(plan, layout, shape, top_k, device, made, found, why, stream, space, others)
 
     def bank(self, layer: int) -> Banks:
         return self.banks[layer % len(self.banks)]

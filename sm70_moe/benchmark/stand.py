@@ -16,7 +16,7 @@ from sm70_moe.benchmark.routing import Routing
 from sm70_moe.benchmark.setup import Setup
 from sm70_moe.benchmark.timing import Layer
 from sm70_moe.errors import BackendError
-from sm70_moe.evidence.trial import Call
+from sm70_moe.evidence.trial import Inputs
 from sm70_moe.kernels.native.launch import Step
 
 WARP = 32
@@ -49,9 +49,9 @@ class Stand:
         self.out = torch.full_like(self.x, math.nan)
         self.sink = torch.zeros(64, dtype=torch.int32, device=device)
 
-    def call(self, layer: int) -> Call:
+    def inputs(self, layer: int) -> Inputs:
         """The inputs of a layer, in tensors of their own."""
-        return Call(self.x, self.from_ids[layer].clone(), self.from_weights[layer].clone())
+        return Inputs(self.x, self.from_ids[layer].clone(), self.from_weights[layer].clone())
 
     def separator(self, layer: int, distinct: bool = False) -> Step:
         """The separating kernel; `distinct`: with the different experts instead of the tokens' ids."""

@@ -33,7 +33,7 @@ def verdict(stand: Stand, arm: Arm, ready: Ready, layers: int, again: Work, watc
         return f"{WRONG}: {lost} numbers were not written, or are not finite"
     if ready.run is None:
         return UNJUDGED
-    timed, call = stand.out.clone(), stand.call(last)
+    timed, call = stand.out.clone(), stand.inputs(last)
     width = stand.setup.shape.intermediate
     trial = Trial(arm.name, arm.name, ready.run, stand.setup.reference(last), width, FACTOR, ROWS)
     if not same_bits(timed, trial.once(call, export=False)[0]):

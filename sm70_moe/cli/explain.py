@@ -78,7 +78,7 @@ def explain(
         )
         if weight_format(facts).status is Status.PASS and facts.bits == BITS:
             checkpoint.check(layer)
-        admissions.append(admit(choose_policy(policies, facts), settings, facts, machine))
+        admissions.append(admit(choose_policy(policies, facts), settings, facts, machine, others=policies))
     for note, layers in notes.items():
         more = f" and {len(layers) - 1} more layers" if len(layers) > 1 else ""
         typer.echo(f"note: {layers[0]}{more}: {note}", err=True)

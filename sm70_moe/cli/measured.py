@@ -15,7 +15,7 @@ from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.files import check_target, target
 from sm70_moe.kernels.build.geometry import Geometry
-from sm70_moe.kernels.native.steps import FUSED
+from sm70_moe.kernels.declared import FUSED
 from sm70_moe.policy import Policy, load_policy, shipped_policies
 from sm70_moe.prediction.comparison import EXPECTED, MOST_OUTSIDE, Compared, Comparison, compare
 from sm70_moe.prediction.fit import fit, gpu_named, with_checks, write_fitted

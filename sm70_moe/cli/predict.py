@@ -15,7 +15,7 @@ from sm70_moe.cli.output import AsJson, console, print_json, table
 from sm70_moe.cli.planned import Planned, planned_on
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, SettingsError
-from sm70_moe.kernels.native.steps import FUSED
+from sm70_moe.kernels.declared import FUSED
 from sm70_moe.layout import Metadata
 from sm70_moe.policy import load_policy
 from sm70_moe.prediction.forecast import (

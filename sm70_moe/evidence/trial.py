@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from sm70_moe.decision import Plain
 from sm70_moe.evidence.bounds import judge, judge_w13
+from sm70_moe.kernels.call import Call
 from sm70_moe.reference.arithmetic import Reference
 from sm70_moe.reference.rounding import widen
 
-Route = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
-"""A backend's `run` with the banks bound to it: x, ids, weights, out, intermediate."""
+Runs = Callable[[Call], None]
+"""A backend's `run` with the banks bound to it."""
 
 JUDGED_ROWS = 16
 """Rows that are judged of a longer call: the FP64 reference decodes each of their experts."""
@@ -33,8 +34,8 @@ BITS = {2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """Inputs of one call: x (M, H), ids (M, k) INT32, weights (M, k) FP32."""
+class Inputs:
+    """What one call is given: x (M, H), ids (M, k) INT32, weights (M, k) FP32."""
 
     x: torch.Tensor
     ids: torch.Tensor
@@ -51,7 +52,7 @@ class Call:
         dtype: str = "float16",
         seed: int = 0,
         device: str = "cpu",
-    ) -> Call:
+    ) -> Inputs:
         """What a normalised layer and its router send: x of unit variance, different experts in a
         row (as far as there are k of them), softmax weights that sum to 1."""
         source = torch.Generator().manual_seed(seed)
@@ -60,11 +61,11 @@ class Call:
         best, ids = scores.topk(top_k)
         return cls(x.to(device), (ids % experts).int().to(device), torch.softmax(best, 1).to(device))
 
-    def probe(self, rows: torch.Tensor, slot: int) -> Call:
+    def probe(self, rows: torch.Tensor, slot: int) -> Inputs:
         """The same call with only this slot of these rows alive, with weight 1."""
         ids = torch.full_like(self.ids, -1)
         ids[rows, slot] = self.ids[rows, slot]
-        return Call(self.x, ids, torch.ones_like(self.weights))
+        return Inputs(self.x, ids, torch.ones_like(self.weights))
 
     @property
     def tokens(self) -> int:
@@ -115,13 +116,13 @@ class Trial:
 
     route: str
     backend: str
-    run: Route
+    run: Runs
     reference: Reference
     intermediate: int
     factor: float = 1.0
     rows: int = JUDGED_ROWS
 
-    def judge(self, call: Call) -> Result:
+    def judge(self, call: Inputs) -> Result:
         """Run the call twice, probe its slots, and judge a sample of its rows.
 
         Runs the route 2 + k times. Holds (M, H) and (M, k, I) a few times, and for the judged rows
@@ -149,17 +150,17 @@ class Trial:
             repeatable=same_bits(plain, out),
         )
 
-    def once(self, call: Call, export: bool) -> tuple[torch.Tensor, torch.Tensor, float]:
+    def once(self, call: Inputs, export: bool) -> tuple[torch.Tensor, torch.Tensor, float]:
         """One call on poisoned buffers: out, intermediate (poison where not exported), seconds."""
         out = torch.full_like(call.x, torch.nan)
         inner = call.x.new_full((*call.ids.shape, self.intermediate) if export else (0,), torch.nan)
         wait(call.x.device)
         start = time.perf_counter()
-        self.run(call.x, call.ids, call.weights, out, inner if export else None)
+        self.run(Call(call.x, call.ids, call.weights, out, inner if export else None))
         wait(call.x.device)
         return out, inner, time.perf_counter() - start
 
-    def probes(self, call: Call, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    def probes(self, call: Inputs, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """W2 results (rows, k, H) and activations (rows, k, I) of these rows, one slot at a time.
 
         The flag is False if a row without a valid id did not come out as exactly zero.

@@ -8,7 +8,7 @@ from functools import partial
 from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
 from sm70_moe.errors import AdmissionRefused
 from sm70_moe.evidence.oracle import reference_of
-from sm70_moe.evidence.trial import Call, Result, Trial
+from sm70_moe.evidence.trial import Inputs, Result, Trial
 from sm70_moe.facts import LayerFacts
 from sm70_moe.plan.memory import backend, bank_shape
 from sm70_moe.plan.plan import Plan
@@ -42,7 +42,7 @@ def verify_layer(
     if shape is None or facts.top_k is None:
         raise AdmissionRefused(facts.layer, plan.decisions, f"{facts.layer}: no route runs it")
     for count in tokens:
-        call = Call.random(
+        call = Inputs.random(
             count,
             facts.top_k,
             hidden=shape.hidden,

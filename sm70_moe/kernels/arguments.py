@@ -15,22 +15,18 @@ from sm70_moe.layout import BankShape
 
 if TYPE_CHECKING:
     from sm70_moe.banks.banks import Banks
+    from sm70_moe.kernels.call import Call
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_call(
-    banks: Banks,
-    inputs: Mapping[str, torch.Tensor],
-    outputs: Mapping[str, torch.Tensor],
-) -> None:
+def check_call(banks: Banks, call: Call) -> None:
     """Refuse a call that cannot be run; BackendError names the argument, its value and what is accepted.
 
-    `inputs` are x (M, H), ids (M, k) INT32 and weights (M, k) FP32; `outputs` are out (M, H) and,
-    where wanted, intermediate (M, k, I), both in x's dtype. All are on the banks' device.
+    All tensors are on the banks' device; `Call` has their shapes and dtypes.
     """
     shape: BankShape = banks.shape
-    x, ids = inputs["x"], inputs["ids"]
+    x, ids = call.x, call.ids
     if x.dtype not in DTYPES:
         raise BackendError(f"x: dtype {x.dtype}, accepted are {', '.join(map(str, DTYPES))}")
     if ids.dim() != 2:
@@ -43,10 +39,20 @@ def check_call(
         "out": ((tokens, shape.hidden), x.dtype),
         "intermediate": ((tokens, top_k, shape.intermediate), x.dtype),
     }
+    inputs, outputs = inputs_of(call), outputs_of(call)
     for name, tensor in {**inputs, **outputs}.items():
         check_tensor(name, tensor, *expected[name], banks.device)
     check_overlap(inputs, outputs)
     check_weights(bank_tensors(banks), outputs)
+
+
+def inputs_of(call: Call) -> dict[str, torch.Tensor]:
+    return {"x": call.x, "ids": call.ids, "weights": call.weights}
+
+
+def outputs_of(call: Call) -> dict[str, torch.Tensor]:
+    """The tensors that a call writes."""
+    return {"out": call.out} if call.intermediate is None else {"out": call.out, "intermediate": call.intermediate}
 
 
 def check_tensor(

@@ -12,21 +12,30 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from sm70_moe.decision import Finding
 from sm70_moe.facts import LayerFacts
+from sm70_moe.kernels.capability import Capability
 from sm70_moe.layout import BankLayout, BankShape
 
 if TYPE_CHECKING:
     import torch
 
     from sm70_moe.banks.banks import Banks
+    from sm70_moe.kernels.call import Call
     from sm70_moe.numbers.codes import WeightSource
+
+
+class Workspace(Protocol):
+    """Working memory of a device, which its layers share: calls of a device follow one another."""
+
+    def lend(self, nbytes: int) -> torch.Tensor:
+        """At least so many bytes, uint8, 256-byte aligned, whatever stands in them; until the call has run."""
 
 
 @runtime_checkable
 class Backend(Protocol):
     """Runs routes of one kind.
 
-    `orders` are the weight orders it reads (`BankLayout.order`), `options` the option features it
-    honours; `native` says that it needs the package's native build.
+    `options` are the option features that it honours; `native` says that it needs machine code for a
+    GPU: the package's own build for a built-in backend, its own for a plug-in.
     """
 
     @property
@@ -36,35 +45,22 @@ class Backend(Protocol):
     def native(self) -> bool: ...
 
     @property
-    def orders(self) -> Set[str]: ...
-
-    @property
     def options(self) -> Set[str]: ...
 
-    def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
-        """What this backend itself demands of a layer, beyond the policy's contract."""
+    def can(self, architecture: str | None) -> Capability | None:
+        """What it runs on "sm_70", "cpu", ...; on any of them for None. None: it has no kernels there."""
 
-    def scratch(self, shape: BankShape, top_k: int, tokens: int) -> int:
-        """Bytes of working memory that one call of `tokens` rows takes at most."""
+    def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
+        """What this backend itself demands of a layer, beyond the policy's contract and what it `can`."""
+
+    def workspace(self, shape: BankShape, top_k: int, tokens: int) -> int:
+        """Bytes of working memory that one call of `tokens` rows takes at most, on every path and device."""
 
     def prepare(self, source: WeightSource, layout: BankLayout, shape: BankShape, device: str) -> Banks:
         """Read this rank's weights into banks of that layout."""
 
-    def run(
-        self,
-        banks: Banks,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor,
-        intermediate: torch.Tensor | None = None,
-    ) -> None:
-        """Write the layer's output for one call.
-
-        x (M, H) and out (M, H) share a dtype; ids (M, k) INT32; weights (M, k) FP32. If given,
-        `intermediate` (M, k, I) in x's dtype receives the activations between W13 and W2; rows of
-        slots with an invalid id are zero.
-        """
+    def run(self, banks: Banks, call: Call, space: Workspace | None = None) -> None:
+        """Write the layer's output for one call; working memory is lent by `space`, or allocated without one."""
 
 
 @runtime_checkable
@@ -73,6 +69,22 @@ class Configurable(Protocol):
 
     def with_options(self, names: Set[str]) -> Backend:
         """The backend for a layer for which these options, and no others, were admitted."""
+
+
+@runtime_checkable
+class SelfTested(Protocol):
+    """A native plug-in that can try itself on a device."""
+
+    def self_test(self, device: str) -> str:
+        """The known-answer call on "cuda:N": "" is right, other text says what went wrong."""
+
+
+@runtime_checkable
+class Readied(Protocol):
+    """A backend that loads and plans a layer's calls in advance."""
+
+    def ready(self, banks: Banks, top_k: int) -> None:
+        """Everything that a first call would load or allocate, which a graph could not capture."""
 
 
 @dataclass(frozen=True, slots=True)

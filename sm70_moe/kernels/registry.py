@@ -25,10 +25,10 @@ MEMBERS: Mapping[str, type | None] = MappingProxyType(
     {
         "name": str,
         "native": bool,
-        "orders": Set,
         "options": Set,
+        "can": None,
         "check": None,
-        "scratch": None,
+        "workspace": None,
         "prepare": None,
         "run": None,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sm70_moe.kernels.build.images import RUN_TIME, SPECIALISED, Choice
 from sm70_moe.kernels.native.residency import Residency
 
 
@@ -39,3 +40,9 @@ class Build:
     def made_for(self, name: str, sizes: Mapping[str, int | None]) -> bool:
         """Are there kernels of a backend or an option for just these sizes? They may name more than kernels ask."""
         return any(made.items() <= sizes.items() for made in self.specialised(name))
+
+    def choice(self, name: str, sizes: Mapping[str, int | None]) -> Choice:
+        """What a layer of these sizes is run with; nothing for a backend that has no kernels here."""
+        if not self.images_of(name):
+            return Choice()
+        return Choice(SPECIALISED if self.made_for(name, sizes) else RUN_TIME, self.id)

@@ -70,6 +70,18 @@ def self_tests(backends: Mapping[str, Backend | Broken], devices: tuple[Device, 
     )
 
 
+def plugin_tests(
+    backends: Mapping[str, Backend | Broken], devices: tuple[Device, ...]
+) -> Mapping[tuple[str, str], str]:
+    """The self-tests of native plug-ins that have one, none of them run yet."""
+    from sm70_moe.kernels.native.backend import NativeBackend
+    from sm70_moe.kernels.native.pending import Pending
+    from sm70_moe.kernels.protocol import SelfTested
+
+    tested = {n: b for n, b in backends.items() if isinstance(b, SelfTested) and not isinstance(b, NativeBackend)}
+    return Pending({(d.name, name): partial(one.self_test, d.name) for name, one in tested.items() for d in devices})
+
+
 def residencies(
     backends: Mapping[str, Backend | Broken], devices: tuple[Device, ...]
 ) -> Mapping[tuple[str, str], Residency | str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sm70_moe.decision import Plain
@@ -24,6 +24,7 @@ class Machine:
 
     `build` is None where there is none; `build_looked_up` is False where nobody looked, because
     every flag of a native route is 0. `torch` is the installed version, None without torch.
+    `plugin_tests` are the known-answer calls of native plug-ins by (device, backend), as in `Build`.
     """
 
     devices: tuple[Device, ...]
@@ -31,6 +32,7 @@ class Machine:
     build: Build | None = None
     build_looked_up: bool = True
     torch: str | None = None
+    plugin_tests: Mapping[tuple[str, str], str] = field(default_factory=dict, compare=False)
 
     def device(self, name: str) -> Device | None:
         """The device of that name; "cuda" is "cuda:0"."""

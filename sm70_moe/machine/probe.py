@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sm70_moe.machine.devices import CPU, Device, nvml_devices, visible_devices
-from sm70_moe.machine.installed import installed_build
+from sm70_moe.machine.installed import installed_build, plugin_tests
 from sm70_moe.machine.machine import Machine
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def probe(
         build=installed_build(kernels, backends, devices if real else ()) if native else None,
         build_looked_up=native,
         torch=installed_version("torch"),
+        plugin_tests=plugin_tests(backends, devices if real else ()),
     )
 
 

@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 from sm70_moe.admission.admit import Admission
 from sm70_moe.decision import Decision, Plain
 from sm70_moe.facts import CallFacts
+from sm70_moe.kernels.build.images import Choice
+from sm70_moe.kernels.declared import BUILT_IN
+from sm70_moe.kernels.protocol import Broken
 from sm70_moe.layout import BankLayout
 from sm70_moe.plan.memory import Memory, memory_of
-from sm70_moe.policy import CallConditions, Route
+from sm70_moe.plan.planned import PlannedRoute
+from sm70_moe.policy import Route
 
-DIGEST_VERSION = 1
+DIGEST_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +34,17 @@ class Plan:
     """
 
     admission: Admission
-    routes: tuple[Route, ...] = field(init=False)
+    routes: tuple[PlannedRoute, ...] = field(init=False)
     memory: Memory | None = field(init=False)
     digest: str = field(init=False)
     _first: tuple[int, ...] = field(init=False, repr=False)
-    _open: tuple[tuple[Route, ...], ...] = field(init=False, repr=False)
+    _open: tuple[tuple[PlannedRoute, ...], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         fix = object.__setattr__  # the only way to derive fields of a frozen dataclass
-        fix(self, "routes", self.admission.routes)
+        fix(self, "routes", planned(self.admission))
         fix(self, "memory", memory_of(self.admission))
-        first, by_start = token_table(self.admission.routes)
+        first, by_start = token_table(self.routes)
         fix(self, "_first", first)
         fix(self, "_open", by_start)
         fix(self, "digest", digest_of(self.fields()))
@@ -61,7 +65,7 @@ class Plan:
     def supported(self) -> bool:
         return bool(self.routes)
 
-    def route(self, call: CallFacts) -> Route | None:
+    def route(self, call: CallFacts) -> PlannedRoute | None:
         """The route of this call; None for a call without tokens.
 
         Reads tokens, dtypes, shapes, strides and alignment only. Raises LookupError for a layer
@@ -71,11 +75,11 @@ class Plan:
         if not tokens:
             return None
         for route in self._open[bisect_right(self._first, tokens)]:
-            if route.call is None or accepts(route.call, call):
+            if route.takes(call):
                 return route
         raise LookupError(f"{self.layer}: no route takes {tokens} tokens; the layer is unsupported")
 
-    def reachable(self, tokens: int) -> tuple[Route, ...]:
+    def reachable(self, tokens: int) -> tuple[PlannedRoute, ...]:
         """Every route that some call of this many tokens may take, in the order they are tried."""
         return self._open[bisect_right(self._first, tokens)] if tokens > 0 else ()
 
@@ -93,7 +97,7 @@ class Plan:
             "facts": {k: v for k, v in admission.facts.record().items() if k not in own},
             "flags": {name: flag.state.value for name, flag in admission.flags.items()},
             "outcomes": {d.feature: d.outcome.value for d in admission.decisions},
-            "routes": [f"{r.name} {r.backend} {r.tokens.first}-{r.tokens.last or ''}" for r in self.routes],
+            "routes": [str(route) for route in self.routes],
             "layout": admission.layout.tag if admission.layout else None,
             "resident_tokens": admission.resident_tokens,
             "architecture": admission.device.architecture if admission.device else None,
@@ -101,33 +105,37 @@ class Plan:
         }
 
 
-def accepts(conditions: CallConditions, call: CallFacts) -> bool:
-    """Do dtypes, strides, alignment and, where given, shapes of a call meet a route's conditions?"""
-    x, ids, weights, out = call.x, call.ids, call.weights, call.out
-    if x.dtype != conditions.x or ids.dtype != conditions.ids or weights.dtype != conditions.weights:
-        return False
-    if conditions.contiguous and not (
-        x.contiguous and ids.contiguous and weights.contiguous and (out is None or out.contiguous)
-    ):
-        return False
-    least = conditions.alignment
-    if x.alignment < least or (out is not None and out.alignment < least):
-        return False
-    return (
-        (conditions.x_shape is None or x.shape == conditions.x_shape)
-        and (conditions.ids_shape is None or ids.shape == conditions.ids_shape)
-        and (conditions.weights_shape is None or weights.shape == conditions.weights_shape)
-    )
+def planned(admission: Admission) -> tuple[PlannedRoute, ...]:
+    """The admitted routes, each with the version of its kernels."""
+    build, facts = admission.machine.build, admission.facts
+    sizes = {
+        "hidden": facts.hidden,
+        "intermediate": facts.intermediate_per_rank,
+        "experts": facts.experts,
+        "top_k": facts.top_k,
+        "group": admission.layout.group if admission.layout else None,
+    }
+
+    where = admission.device.architecture if admission.device else None
+
+    def of(route: Route) -> PlannedRoute:
+        backend = admission.machine.backends[route.backend]
+        assert not isinstance(backend, Broken)  # an admitted route's backend has loaded
+        ours = build is not None and backend.native and route.backend in BUILT_IN
+        choice = build.choice(route.backend, sizes) if build is not None and ours else Choice()
+        return PlannedRoute(route, choice, backend.can(where))
+
+    return tuple(map(of, admission.routes))
 
 
-def token_table(routes: tuple[Route, ...]) -> tuple[tuple[int, ...], tuple[tuple[Route, ...], ...]]:
+def token_table(routes: tuple[PlannedRoute, ...]) -> tuple[tuple[int, ...], tuple[tuple[PlannedRoute, ...], ...]]:
     """Token counts at which the open routes change, and the routes before and after each."""
     starts = {1, *(r.tokens.first for r in routes), *(r.tokens.last + 1 for r in routes if r.tokens.last)}
     first = tuple(sorted(starts))
     return first, ((), *(tuple(open_at(routes, tokens)) for tokens in first))
 
 
-def open_at(routes: tuple[Route, ...], tokens: int) -> Iterator[Route]:
+def open_at(routes: tuple[PlannedRoute, ...], tokens: int) -> Iterator[PlannedRoute]:
     for route in routes:
         if route.tokens.first <= tokens and (route.tokens.last is None or tokens <= route.tokens.last):
             yield route

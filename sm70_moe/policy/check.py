@@ -8,15 +8,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sm70_moe.kernels.declared import BUILT_IN
 from sm70_moe.policy.coverage import coverage_faults
+from sm70_moe.policy.declarations import declaration_faults
 from sm70_moe.policy.document import Policy
 from sm70_moe.policy.draft import Draft, draft_of, salvage
 from sm70_moe.policy.fault import Fault, fault_of
 from sm70_moe.policy.geometry import geometry_faults
 from sm70_moe.policy.relations import relation_faults
 from sm70_moe.policy.wording import one_of
-
-BUILT_IN_BACKENDS = frozenset({"grouped", "indexed", "legacy", "qpn"})
 
 
 def check(document: dict[str, Any], origin: str, backends: Iterable[str] | None) -> tuple[Policy | None, list[Fault]]:
@@ -37,6 +37,7 @@ def rules(draft: Draft, backends: Iterable[str] | None) -> Iterator[Fault]:
 
     yield from geometry_faults(draft)
     yield from relation_faults(draft, unknown)
+    yield from declaration_faults(draft)
     yield from coverage_faults(draft)
 
 
@@ -46,7 +47,7 @@ def unknown_backends(names: Iterable[str], backends: Iterable[str] | None) -> di
     The registry is asked only where a name is not one of ours: it reads the metadata of every
     installed package.
     """
-    known = BUILT_IN_BACKENDS if backends is None else frozenset(backends)
+    known = BUILT_IN if backends is None else frozenset(backends)
     missing = set(names) - known
     if missing and backends is None:
         known |= registered()

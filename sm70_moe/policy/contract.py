@@ -20,8 +20,8 @@ class WeightContract(Frozen):
     rank's banks get: equal, or finer where a tensor-parallel shard would cut a group.
     """
 
-    format: Literal["awq"] | None = "awq"
-    packing: Literal["gemm"] | None = "gemm"
+    format: Literal["awq", "compressed-tensors", "gptq"] | None = None
+    packing: Annotated[str, Field(pattern=r"^[a-z0-9, -]+$")] | None = None
     bits: Annotated[Literal[4], Exact] | None = None
     zero_point: bool | None = None
     checkpoint_group: Count | None = None

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.native.steps import FUSED, STEPS
+from sm70_moe.kernels.declared import FUSED
+from sm70_moe.kernels.native.steps import STEPS
 from sm70_moe.prediction.fused import Fused, FusedParts, fused_parts
 from sm70_moe.prediction.hardware import Gpu, Range
 from sm70_moe.prediction.model import ISSUE, LAUNCH, Parts, Setting, busiest_port, parts_of

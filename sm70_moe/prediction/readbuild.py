@@ -12,12 +12,13 @@ from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import Manifest, load_manifests
 from sm70_moe.kernels.build.versions import Version
+from sm70_moe.kernels.declared import FUSED
 from sm70_moe.kernels.machinecode.census import Census, census
 from sm70_moe.kernels.machinecode.elf import Cubin
 from sm70_moe.kernels.machinecode.flow import flow
 from sm70_moe.kernels.machinecode.tasks import tasks
 from sm70_moe.kernels.native.launch import Step
-from sm70_moe.kernels.native.steps import FUSED, STEPS, Case
+from sm70_moe.kernels.native.steps import STEPS, Case
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.prediction.fused import Fused, fused_of
 from sm70_moe.prediction.hardware import Gpu
@@ -85,10 +86,11 @@ class ReadBuild:
     def fused(self, call: Call, gpu: Gpu) -> Fused:
         """The call in one launch. Raises BackendError that says what is missing where it cannot be read."""
         route = STEPS[FUSED]
-        if not route.first <= call.tokens <= route.last or call.metadata not in route.metadata:
+        kinds = sorted(kind.value for kind in route.runs.reads.metadata)
+        if call.tokens not in route.runs.tokens or call.metadata not in kinds:
             raise BackendError(
                 f"no kernel in one launch for M = {call.tokens} and {call.metadata} metadata; accepted are M = "
-                f"{route.first} to {route.last}, {', '.join(route.metadata)}"
+                f"{route.first} to {route.last}, {', '.join(kinds)}"
             )
         (step,) = route.steps(case_of(call, gpu.architecture))
         cubin, found = self._kernel(call.geometry, step, gpu.architecture)

@@ -110,15 +110,15 @@ def refusal_lines(group: LayerGroup) -> list[str]:
 
 
 def memory_line(plan: Plan, layers: int) -> str:
-    """Banks of all the group's layers together; scratch is shared, so it counts once."""
+    """Banks of all the group's layers together; the workspace is the device's, so it counts once."""
     if plan.memory is None:
         return "memory per rank: none, no route can run this layer"
     banks = plan.memory.banks * layers
     resident = plan.admission.resident_tokens
-    scratch = max((size for (_, tokens), size in plan.memory.scratch.items() if tokens <= resident), default=0)
+    workspace = max((size for (_, tokens), size in plan.memory.workspace.items() if tokens <= resident), default=0)
     return (
         f"memory per rank: banks {size_text(banks)} ({plan.memory.chosen.value} metadata), "
-        f"scratch up to {size_text(scratch)} for {resident} tokens"
+        f"workspace up to {size_text(workspace)} for {resident} tokens, shared by all layers"
     )
 
 

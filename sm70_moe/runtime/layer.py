@@ -11,7 +11,8 @@ from sm70_moe.banks.banks import Banks
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import CallFacts, TensorFacts
 from sm70_moe.kernels.arguments import check_overlap
-from sm70_moe.kernels.protocol import Backend
+from sm70_moe.kernels.call import Call
+from sm70_moe.kernels.protocol import Backend, Readied, Workspace
 from sm70_moe.plan.plan import Plan
 from sm70_moe.reading.shard import split
 
@@ -44,21 +45,26 @@ class MoELayer:
     Ids are those of the whole layer: `first` is that of this rank's first expert, and experts of
     other ranks contribute exactly zero here. `runs` maps each admitted route to what runs it. Ids
     may be INT32 or INT64, router weights FP16, BF16 or FP32: they are converted before the route is
-    chosen. No tensor value is read to choose it.
+    chosen. No tensor value is read to choose it. `space` lends working memory.
     """
 
     def __init__(
-        self, plan: Plan, banks: Banks, backends: Mapping[str, Backend], captured: Captured | None = None
+        self,
+        plan: Plan,
+        banks: Banks,
+        backends: Mapping[str, Backend],
+        captured: Captured | None = None,
+        space: Workspace | None = None,
     ) -> None:
         facts = plan.admission.facts
-        self.plan, self.banks, self.captured = plan, banks, captured
+        self.plan, self.banks, self.captured, self.space = plan, banks, captured, space
         self.first = split(facts.experts or 0, facts.expert_parallel or 1, facts.expert_rank or 0).start
         self.runs: dict[str, Callable[..., None]] = {r.name: backends[r.backend].run for r in plan.routes}
         self._kinds: dict[tuple[object, ...], Kind] = {}
         for name in dict.fromkeys(route.backend for route in plan.routes):
-            ready = getattr(backends[name], "ready", None)
-            if ready is not None:  # what a first call would load and allocate, which a graph could not capture
-                ready(banks, facts.top_k)
+            backend = backends[name]
+            if isinstance(backend, Readied):
+                backend.ready(banks, facts.top_k or 0)
 
     def __call__(
         self,
@@ -93,7 +99,7 @@ class MoELayer:
         if self.captured is not None and x.is_cuda and torch.cuda.is_current_stream_capturing():
             self.captured(self.plan, x.shape[0], kind.route)
         if kind.route is not None:
-            self.runs[kind.route](self.banks, x, ids, weights, out)
+            self.runs[kind.route](self.banks, Call(x, ids, weights, out), self.space)
         return out
 
     def _kind(

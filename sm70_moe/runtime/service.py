@@ -32,9 +32,11 @@ from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
 
     from sm70_moe.numbers.codes import WeightSource
+    from sm70_moe.runtime.arena import Arena
     from sm70_moe.runtime.layer import MoELayer
 
 
@@ -80,6 +82,7 @@ class AdmissionService:
         self._refused: dict[str, Admission] = {}
         self._closed = False
         self._told: Summary | None = None
+        self._arenas: dict[str, Arena] = {}
         self._captures: set[tuple[str, int, str | None]] = set()
         self._journal = Journal(self.settings.journal, rank)
         weakref.finalize(self, self._journal.flush)
@@ -105,7 +108,7 @@ class AdmissionService:
                 raise Sm70MoeError(f"layer {facts.layer!r} was admitted before with other facts")
             if self._closed:
                 raise Sm70MoeError(f"layer {facts.layer!r}: admission is closed, plans are frozen")
-            admission = admit(self.policy_for(facts), self.settings, facts, self.machine)
+            admission = admit(self.policy_for(facts), self.settings, facts, self.machine, others=self.policies)
             self._journal.admitted(admission)
             if admission.refused:
                 self._refused[facts.layer] = admission
@@ -147,7 +150,9 @@ class AdmissionService:
         else:
             cache = BankCache(self.settings.cache)
             banks = cached_banks(plan, weights, last, place, cache, self._cache_warning, progress)
-        made = MoELayer(plan, banks, backends, self._captured)
+        space = self._arena(banks.device)
+        space.reserve(plan.memory.resident if plan.memory else 0)
+        made = MoELayer(plan, banks, backends, self._captured, space)
         release(weights)
         return made
 
@@ -165,6 +170,13 @@ class AdmissionService:
             if changed:
                 self._journal.admitted(plan.admission)
         return agreed
+
+    def _arena(self, device: torch.device) -> Arena:
+        """The working memory that all layers of a device share."""
+        from sm70_moe.runtime.arena import Arena
+
+        with self._lock:
+            return self._arenas.setdefault(str(device), Arena(device))
 
     def _captured(self, plan: Plan, tokens: int, route: str | None) -> None:
         """A graph keeps this route: write it down once, and freeze the plans."""

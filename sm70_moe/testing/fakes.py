@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Literal
 from sm70_moe.decision import Finding
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels import registry
-from sm70_moe.kernels.native.steps import FUSED, OPTIONS
-from sm70_moe.kernels.protocol import Backend, Broken
+from sm70_moe.kernels.capability import Capability, Span
+from sm70_moe.kernels.declared import FUSED, capability, decode
+from sm70_moe.kernels.native.steps import OPTIONS
+from sm70_moe.kernels.protocol import Backend, Broken, Workspace
 from sm70_moe.layout import BankLayout, BankShape
 from sm70_moe.machine.build import Build
 from sm70_moe.machine.devices import CPU, Device
@@ -23,9 +25,8 @@ from sm70_moe.settings.settings import Settings
 from sm70_moe.testing.driver import V100
 
 if TYPE_CHECKING:
-    import torch
-
     from sm70_moe.banks.banks import Banks
+    from sm70_moe.kernels.call import Call
     from sm70_moe.numbers.codes import WeightSource
 
 BuildState = Literal["missing", "fake", "stale"]
@@ -34,6 +35,9 @@ NATIVE = ("qpn", "grouped", "indexed")
 
 FIRST_SIZES = {"hidden": 2560, "intermediate": 160, "top_k": 10, "group": 32}
 """What the fake build has kernels of options for."""
+
+
+DECLARED = decode(Span(128))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +49,26 @@ class FakeNative:
     native: bool = True
 
     @property
-    def orders(self) -> Set[str]:
-        return self.portable.orders
-
-    @property
     def options(self) -> Set[str]:
         return OPTIONS.get(self.name, frozenset())
+
+    def can(self, architecture: str | None) -> Capability | None:
+        """What the real one is declared to run; one without kernels yet runs what it is for."""
+        if architecture == "cpu":
+            return None
+        return capability(self.name) or DECLARED
 
     def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
         return ()
 
-    def scratch(self, shape: BankShape, top_k: int, tokens: int) -> int:
-        return self.portable.scratch(shape, top_k, tokens)
+    def workspace(self, shape: BankShape, top_k: int, tokens: int) -> int:
+        return self.portable.workspace(shape, top_k, tokens)
 
     def prepare(self, source: WeightSource, layout: BankLayout, shape: BankShape, device: str) -> Banks:
         return self.portable.prepare(source, layout, shape, device)
 
-    def run(
-        self,
-        banks: Banks,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor,
-        intermediate: torch.Tensor | None = None,
-    ) -> None:
-        self.portable.run(banks, x, ids, weights, out, intermediate)
+    def run(self, banks: Banks, call: Call, space: Workspace | None = None) -> None:
+        self.portable.run(banks, call, space)
 
 
 def fake_backends() -> Mapping[str, Backend | Broken]:

@@ -11,10 +11,10 @@ from sm70_moe.admission.admit import Admission, admit
 from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.decision import Outcome, Reason
 from sm70_moe.errors import SettingsError
+from sm70_moe.kernels.declared import FUSED
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.refusal import Refusal
 from sm70_moe.kernels.native.residency import Residency
-from sm70_moe.kernels.native.steps import FUSED
 from sm70_moe.machine.build import Build
 from sm70_moe.machine.installed import kernel_sizes
 from sm70_moe.machine.machine import Machine
@@ -196,7 +196,7 @@ def test_which_backend_a_layer_gets() -> None:
     assert isinstance(other, NativeBackend)
     assert (plain.fused, other.fused) == (False, True)
     assert backend(decide("1", machine), "qpn") is other
-    scratch = [Plan(decide(flag, machine)).memory.scratch["qpn_m1", 1] for flag in (None, "1")]  # type: ignore[union-attr]  # the layer is supported
+    scratch = [Plan(decide(flag, machine)).memory.workspace["qpn_m1", 1] for flag in (None, "1")]  # type: ignore[union-attr]  # the layer is supported
     assert scratch[1] - scratch[0] == 128
 
 

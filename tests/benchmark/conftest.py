@@ -25,6 +25,7 @@ from sm70_moe.kernels.build.geometry import shipped_geometries
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import load_manifests
 from sm70_moe.kernels.build.versions import Scope, versions
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.native import bound
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.launch import Launcher
@@ -93,7 +94,7 @@ class Kernels:
         ids = tensor_at(first["ids"], slots, torch.int32)
         weights = tensor_at(second["weights"], slots, torch.float32) if "weights" in second else torch.ones(slots)
         inner = tensor_at(first["intermediate"], (*slots, banks.shape.intermediate), torch.float16)
-        LegacyBackend().run(banks, x, ids, weights, out, inner)
+        LegacyBackend().run(banks, Call(x, ids, weights, out, inner))
 
 
 @dataclass

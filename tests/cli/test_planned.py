@@ -9,7 +9,7 @@ import pytest
 
 from sm70_moe.cli.measured import geometry_of
 from sm70_moe.cli.planned import Planned, planned_on
-from sm70_moe.kernels.native.steps import FUSED
+from sm70_moe.kernels.declared import FUSED
 from sm70_moe.layout import Metadata
 from sm70_moe.policy import load_policy
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sm70_moe.evidence.synthetic import SyntheticLayer
-from sm70_moe.evidence.trial import Call, Result, Trial, same_bits, sample
+from sm70_moe.evidence.trial import Inputs, Result, Trial, same_bits, sample
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
@@ -22,20 +23,20 @@ class Good:
         self.backend, self.calls = LegacyBackend(), 0
         self.banks = self.backend.prepare(LAYER, BANKS, BankShape(5, 64, 64), "cpu")
 
-    def __call__(self, x: Any, ids: Any, weights: Any, out: Any, inner: Any) -> None:
+    def __call__(self, given: Call) -> None:
         self.calls += 1
-        assert torch.isnan(out).all()
-        self.backend.run(self.banks, x, ids, weights, out, inner)
-        self.spoil(ids, out, inner)
+        assert torch.isnan(given.out).all()
+        self.backend.run(self.banks, given)
+        self.spoil(given.ids, given.out, given.intermediate)
 
     def spoil(self, ids: torch.Tensor, out: torch.Tensor, inner: torch.Tensor | None) -> None: ...
 
 
-def call(tokens: int, dtype: str = "float16", seed: int = 3) -> Call:
-    return Call.random(tokens, 2, hidden=64, experts=5, dtype=dtype, seed=seed)
+def call(tokens: int, dtype: str = "float16", seed: int = 3) -> Inputs:
+    return Inputs.random(tokens, 2, hidden=64, experts=5, dtype=dtype, seed=seed)
 
 
-def judge(route: Good, given: Call, rows: int = 16) -> Result:
+def judge(route: Good, given: Inputs, rows: int = 16) -> Result:
     return Trial("legacy", "torch", route, LAYER.reference, 64, rows=rows).judge(given)
 
 
@@ -167,6 +168,6 @@ def test_random_calls() -> None:
     assert not torch.equal(one.x, call(6, seed=4).x)
     assert (one.ids[:, 0] != one.ids[:, 1]).all()
     assert torch.allclose(one.weights.sum(dim=1), torch.ones(6))
-    many = Call.random(2, 7, hidden=8, experts=3)
+    many = Inputs.random(2, 7, hidden=8, experts=3)
     assert many.ids.shape == (2, 7)
     assert set(many.ids.flatten().tolist()) <= {0, 1, 2}

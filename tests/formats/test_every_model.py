@@ -21,6 +21,7 @@ from sm70_moe.evidence.bounds import final_bound, gamma, judge_w13
 from sm70_moe.evidence.oracle import reference_of
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import Grouping, group_layer
+from sm70_moe.kernels.call import Call
 from sm70_moe.numbers.codes import Codes
 from sm70_moe.plan.memory import backend, bank_shape
 from sm70_moe.reading.source import CheckpointSource
@@ -162,7 +163,7 @@ def run_rank(folder: Path, call: tuple[torch.Tensor, ...], ranks: int, rank: int
     banks = last.prepare(CheckpointSource(checkpoint, layer, found), admission.layout, shape, "cpu")
     x, ids, weights = call
     out, inner = torch.empty_like(x), x.new_empty(*ids.shape, shape.intermediate)
-    last.run(banks, x, ids, weights, out, inner)
+    last.run(banks, Call(x, ids, weights, out, inner))
     exported = inner.float().numpy()
     reference = reference_of(checkpoint, layer, found)
     answer = reference.answer(x.float().numpy(), ids.numpy(), weights.numpy(), "float16", exported)

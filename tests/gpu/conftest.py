@@ -15,7 +15,7 @@ import torch
 
 from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.evidence.synthetic import SyntheticLayer
-from sm70_moe.evidence.trial import Call, Result, Trial
+from sm70_moe.evidence.trial import Inputs, Result, Trial
 from sm70_moe.facts import CallFacts, LayerFacts, TensorFacts
 from sm70_moe.machine.machine import Machine
 from sm70_moe.numbers.codes import ExpertCodes
@@ -98,14 +98,14 @@ class Subject:
         found = self.layer.plan.route(CallFacts(*(TensorFacts.of(tensor) for tensor in arguments)))
         return found and found.name
 
-    def call(self, tokens: int, seed: int = 0) -> Call:
+    def call(self, tokens: int, seed: int = 0) -> Inputs:
         """What a router sends: different experts in a row."""
         sizes = self.sizes
-        return Call.random(
+        return Inputs.random(
             tokens, sizes.top_k, hidden=sizes.hidden, experts=sizes.experts, seed=seed, device=str(self.device)
         )
 
-    def mixed(self, tokens: int, seed: int = 0) -> Call:
+    def mixed(self, tokens: int, seed: int = 0) -> Inputs:
         """Invalid ids, duplicates in a token, experts that tokens share, weights of both signs."""
         made, source = self.call(tokens, seed), torch.Generator().manual_seed(seed)
         few = torch.randint(0, self.sizes.experts, (5,), generator=source)
@@ -114,15 +114,15 @@ class Subject:
         ids[wrong < 0.1] = -1
         ids[wrong > 0.9] = self.sizes.experts
         weights = torch.randn(ids.shape, generator=source)
-        return Call(made.x, ids.to(self.device), weights.to(self.device))
+        return Inputs(made.x, ids.to(self.device), weights.to(self.device))
 
-    def answer(self, call: Call) -> torch.Tensor:
+    def answer(self, call: Inputs) -> torch.Tensor:
         """The output, on a poisoned buffer."""
         out = torch.full_like(call.x, torch.nan)
         self.run(call.x, call.ids, call.weights, out)
         return out
 
-    def judge(self, call: Call, run: Callable[..., None] | None = None) -> Result:
+    def judge(self, call: Inputs, run: Callable[..., None] | None = None) -> Result:
         """Against the FP64 reference; every buffer is poisoned before."""
         intermediate = self.layer.banks.shape.intermediate
         trial = Trial("route", "backend", run or self.run, self.weights.reference, intermediate, factor=FACTOR)
@@ -291,10 +291,10 @@ def routes_of() -> Callable[[MoELayer], Any]:
 
 
 @pytest.fixture(scope="session")
-def move() -> Callable[[Call, Call], None]:
+def move() -> Callable[[Inputs, Inputs], None]:
     """`move(call, to)`: the numbers of a call into the buffers of another."""
 
-    def copy(call: Call, to: Call) -> None:
+    def copy(call: Inputs, to: Inputs) -> None:
         for mine, theirs in ((to.x, call.x), (to.ids, call.ids), (to.weights, call.weights)):
             mine.copy_(theirs)
 

@@ -70,5 +70,5 @@ def test_the_version_that_runs(case) -> None:
     launcher = subject.layer.plan.admission.machine.backends["grouped"].launcher(str(subject.device))
     for source in ("decode_w13", "decode_w2"):
         given = {**sizes, "top_k": top_k, "group": banks.layout.group}
-        image = launcher.cubins.find(source, launcher.architecture, given, axes)
+        image = launcher.images.find(source, launcher.architecture, given, axes)
         assert version in image.version.labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sm70_moe.evidence.trial import Call, same_bits
+from sm70_moe.evidence.trial import Inputs, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +42,7 @@ def test_a_chain_of_layers(pair, tokens: int) -> None:
     for subject in pair:
         x = call.x
         for _ in range(32):
-            x = torch.nn.functional.layer_norm(subject.answer(Call(x, call.ids, call.weights)), x.shape[1:])
+            x = torch.nn.functional.layer_norm(subject.answer(Inputs(x, call.ids, call.weights)), x.shape[1:])
         ends.append(x)
     assert same_bits(*ends)
 

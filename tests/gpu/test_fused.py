@@ -12,10 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sm70_moe.evidence.trial import Call, same_bits
+from sm70_moe.evidence.trial import Inputs, same_bits
+from sm70_moe.kernels.declared import FUSED
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.bound import Bound
-from sm70_moe.kernels.native.steps import FUSED, STEPS, Case, decode, fused, fused_with
+from sm70_moe.kernels.native.steps import STEPS, Case, decode, fused, fused_with
 from sm70_moe.plan.memory import backend
 
 pytestmark = pytest.mark.gpu
@@ -36,7 +37,7 @@ def both(request: pytest.FixtureRequest, layers):
     return two, one
 
 
-def calls_of(subject) -> dict[str, Call]:
+def calls_of(subject) -> dict[str, Inputs]:
     """Routers' calls, and some that no router sends."""
     made = subject.call(1, seed=11)
     ids = made.ids
@@ -44,17 +45,21 @@ def calls_of(subject) -> dict[str, Call]:
         "different": made,
         "mixed": subject.mixed(1, seed=12),
         "mixed again": subject.mixed(1, seed=13),
-        "one expert": Call(made.x, torch.full_like(ids, 3), made.weights),
-        "first slot only": Call(made.x, torch.where(torch.arange(ids.shape[1], device=ids.device) == 0, ids, -1).int(),
+        "one expert": Inputs(made.x, torch.full_like(ids, 3), made.weights),
+        "first slot only": Inputs(
+            made.x,
+            torch.where(torch.arange(ids.shape[1], device=ids.device) == 0, ids, -1).int(),
                                 made.weights),
-        "last slot only": Call(made.x, torch.where(torch.arange(ids.shape[1], device=ids.device) == 9, ids, -1).int(),
+        "last slot only": Inputs(
+            made.x,
+            torch.where(torch.arange(ids.shape[1], device=ids.device) == 9, ids, -1).int(),
                                made.weights),
-        "none valid": Call(made.x, torch.full_like(ids, -1), made.weights * torch.nan),
-        "far away": Call(made.x, torch.full_like(ids, 2**31 - 1), made.weights),
+        "none valid": Inputs(made.x, torch.full_like(ids, -1), made.weights * torch.nan),
+        "far away": Inputs(made.x, torch.full_like(ids, 2**31 - 1), made.weights),
     }  # fmt: skip
     infinite = made.x.clone()
     infinite[0, 5] = torch.inf
-    return kinds | {"infinity": Call(infinite, ids, made.weights)}
+    return kinds | {"infinity": Inputs(infinite, ids, made.weights)}
 
 
 def test_it_is_one_cooperative_launch(both) -> None:
@@ -171,7 +176,7 @@ def test_voltas_step(both) -> None:
     """The code for a V100, but for the instruction itself: one launch has the bits of two there as well."""
     two, _ = both
     launcher = NativeBackend("qpn").launcher("cuda:0")
-    there = {i.version.architecture for i in launcher.cubins.images if ("step", "volta") in i.version.axes}
+    there = {i.version.architecture for i in launcher.images.images if ("step", "volta") in i.version.axes}
     if launcher.architecture not in there:
         pytest.skip(f"the build has no version step=volta for {launcher.architecture}: it is no test build (--tests)")
     banks, (one, few) = programs(
@@ -189,14 +194,14 @@ def test_voltas_step(both) -> None:
 STRESS = """
 import torch
 from sm70_moe.evidence.synthetic import SyntheticLayer
-from sm70_moe.evidence.trial import Call
+from sm70_moe.evidence.trial import Inputs
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
 layout, shape = BankLayout("octet32", Metadata.FOUR_BYTE, 32, True, True), BankShape(12, 2560, 160)
 two, one = NativeBackend("qpn"), NativeBackend("qpn").configured(None, True, fused=True)
 banks = [two.prepare(SyntheticLayer(12, 2560, 320, 32, 2, seed=s), layout, shape, "cuda:0") for s in (0, 1)]
-calls = [Call.random(1, 10, hidden=2560, experts=12, seed=s, device="cuda:0") for s in (0, 1)]
+calls = [Inputs.random(1, 10, hidden=2560, experts=12, seed=s, device="cuda:0") for s in (0, 1)]
 wanted = []
 for b, c in zip(banks, calls):
     wanted.append(torch.empty_like(c.x))

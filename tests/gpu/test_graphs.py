@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sm70_moe.errors import Sm70MoeError
-from sm70_moe.evidence.trial import Call, same_bits
+from sm70_moe.evidence.trial import Inputs, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +18,7 @@ def subject(request: pytest.FixtureRequest, layers):
     return layers.make(dependent=request.param)
 
 
-def calls_of(subject, tokens: int) -> list[Call]:
+def calls_of(subject, tokens: int) -> list[Inputs]:
     """Other x, ids and weights each time."""
     return [subject.call(tokens, seed=2), subject.mixed(tokens, seed=3), subject.mixed(tokens, seed=4)]
 
@@ -47,7 +47,7 @@ def test_a_captured_call_may_convert_and_allocate(subject, graph_of, tokens: int
         ids.copy_(fresh.ids)
         weights.copy_(fresh.weights)
         graph.replay()
-        assert same_bits(outs[-1], subject.answer(Call(fresh.x, fresh.ids, weights.float())))
+        assert same_bits(outs[-1], subject.answer(Inputs(fresh.x, fresh.ids, weights.float())))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 8])
@@ -76,7 +76,7 @@ def test_two_layers_in_one_graph(layers, graph_of, move, tokens: int, dependent:
         middle = first.answer(one)
         assert same_bits(outs[0], middle)
         assert same_bits(outs[1], second.answer(other))
-        assert same_bits(outs[2], second.answer(Call(middle, other.ids, other.weights)))
+        assert same_bits(outs[2], second.answer(Inputs(middle, other.ids, other.weights)))
 
 
 def test_replays_in_a_row(subject, graph_of) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sm70_moe.evidence.trial import Call, same_bits
+from sm70_moe.evidence.trial import Inputs, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +23,7 @@ def test_all_ids_invalid_give_exact_zeros(subject, tokens: int) -> None:
     made = subject.call(tokens)
     for number in (-1, subject.sizes.experts, 2**31 - 1, -(2**31)):
         for weight in (torch.nan, torch.inf):
-            none = Call(made.x, torch.full_like(made.ids, number), torch.full_like(made.weights, weight))
+            none = Inputs(made.x, torch.full_like(made.ids, number), torch.full_like(made.weights, weight))
             assert not subject.answer(none).view(torch.int16).any()
 
 
@@ -32,9 +32,9 @@ def test_invalid_slots_are_as_if_they_were_not_there(subject, tokens: int) -> No
     """Their weights are not read: NaN there changes no bit, and neither does which invalid number it is."""
     made = subject.mixed(tokens, seed=10 + tokens)
     invalid = (made.ids < 0) | (made.ids >= subject.sizes.experts)
-    wanted = subject.answer(Call(made.x, made.ids.masked_fill(invalid, -1), made.weights.masked_fill(invalid, 0.0)))
+    wanted = subject.answer(Inputs(made.x, made.ids.masked_fill(invalid, -1), made.weights.masked_fill(invalid, 0.0)))
     for number in (-1, subject.sizes.experts, 2**31 - 1, -(2**31)):
-        odd = Call(made.x, made.ids.masked_fill(invalid, number), made.weights.masked_fill(invalid, torch.nan))
+        odd = Inputs(made.x, made.ids.masked_fill(invalid, number), made.weights.masked_fill(invalid, torch.nan))
         assert same_bits(subject.answer(odd), wanted)
 
 
@@ -42,7 +42,7 @@ def test_invalid_slots_are_as_if_they_were_not_there(subject, tokens: int) -> No
 def test_duplicates_in_a_token_stay_separate_slots(subject, tokens: int) -> None:
     """One expert in every slot, with a weight for each slot, against the reference."""
     made = subject.call(tokens, seed=20 + tokens)
-    result = subject.judge(Call(made.x, made.ids[:, :1].expand_as(made.ids).contiguous(), made.weights))
+    result = subject.judge(Inputs(made.x, made.ids[:, :1].expand_as(made.ids).contiguous(), made.weights))
     assert result.ok, result
     assert result.out_exact
 
@@ -51,7 +51,7 @@ def test_duplicates_in_a_token_stay_separate_slots(subject, tokens: int) -> None
 def test_all_tokens_with_the_same_experts(subject, tokens: int) -> None:
     """Each expert's weights serve every token, against the reference."""
     made = subject.call(tokens, seed=30 + tokens)
-    result = subject.judge(Call(made.x, made.ids[:1].expand_as(made.ids).contiguous(), made.weights))
+    result = subject.judge(Inputs(made.x, made.ids[:1].expand_as(made.ids).contiguous(), made.weights))
     assert result.ok, result
     assert result.out_exact
 
@@ -61,7 +61,7 @@ def test_no_two_tokens_share_an_order_of_experts(subject, tokens: int) -> None:
     """The same experts in another order for each token: slots are found wherever they stand."""
     made = subject.call(tokens, seed=40)
     ids = torch.stack([made.ids[0].roll(token) for token in range(tokens)])
-    result = subject.judge(Call(made.x, ids, made.weights))
+    result = subject.judge(Inputs(made.x, ids, made.weights))
     assert result.ok, result
 
 
@@ -72,7 +72,7 @@ def test_numbers_of_a_router_are_converted(subject, routes_of, tokens: int) -> N
     invalid = (made.ids < 0) | (made.ids >= subject.sizes.experts)
     for dtype in (torch.float16, torch.bfloat16):
         narrow = made.weights.to(dtype)
-        wanted = subject.answer(Call(made.x, made.ids, narrow.float()))
+        wanted = subject.answer(Inputs(made.x, made.ids, narrow.float()))
         with routes_of(subject.layer) as taken:
             found = subject.layer(made.x, made.ids.long().masked_fill(invalid, 2**40 + 1), narrow)
         assert taken == ["qpn_m1" if tokens == 1 else "grouped_decode"]

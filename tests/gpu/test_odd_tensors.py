@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sm70_moe.evidence.trial import Call, same_bits
+from sm70_moe.evidence.trial import Inputs, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -122,7 +122,7 @@ def test_other_activations(subject, routes_of, tokens: int, dtype: torch.dtype) 
     """BF16 and FP32 are no native route's; the rounding points are the dtype's own."""
     made = subject.call(tokens, seed=5)
     with routes_of(subject.layer) as taken:
-        result = subject.judge(Call(made.x.to(dtype), made.ids, made.weights))
+        result = subject.judge(Inputs(made.x.to(dtype), made.ids, made.weights))
     assert set(taken) == {ROUTES[tokens][1]}
     assert result.ok, result
 

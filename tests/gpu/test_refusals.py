@@ -11,6 +11,7 @@ import torch
 from sm70_moe.decision import Outcome, Reason
 from sm70_moe.errors import AdmissionRefused, BackendError
 from sm70_moe.evidence.trial import same_bits
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.devices import CudaDriver
 from sm70_moe.kernels.native.driver import Config
@@ -114,10 +115,10 @@ def test_what_a_backend_itself_refuses(subject) -> None:
     poison = torch.full((2 * subject.sizes.hidden + 1,), torch.nan, dtype=torch.float16, device=subject.device)
     out = poison[1:].view(2, -1)
     with pytest.raises(BackendError, match="out starts at no multiple of 16"):
-        native.run(banks, call.x, call.ids, call.weights, out)
+        native.run(banks, Call(call.x, call.ids, call.weights, out))
     with pytest.raises(BackendError, match="x has strides"):
-        native.run(banks, call.x.t().contiguous().t(), call.ids, call.weights, torch.empty_like(call.x))
+        native.run(banks, Call(call.x.t().contiguous().t(), call.ids, call.weights, torch.empty_like(call.x)))
     nine = subject.call(9)
     with pytest.raises(BackendError, match="9 tokens"):
-        native.run(banks, nine.x, nine.ids, nine.weights, torch.empty_like(nine.x))
+        native.run(banks, Call(nine.x, nine.ids, nine.weights, torch.empty_like(nine.x)))
     assert poison.isnan().all()

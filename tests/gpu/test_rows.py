@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sm70_moe.evidence.trial import Call, same_bits
+from sm70_moe.evidence.trial import Inputs, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -27,11 +27,11 @@ def subject(request: pytest.FixtureRequest, layers):
     return layers.make(order=order, metadata=metadata, **sizes)
 
 
-def rows(call: Call, start: int, stop: int) -> Call:
-    return Call(*(t[start:stop].clone() for t in (call.x, call.ids, call.weights)))
+def rows(call: Inputs, start: int, stop: int) -> Inputs:
+    return Inputs(*(t[start:stop].clone() for t in (call.x, call.ids, call.weights)))
 
 
-def alone(subject, call: Call) -> torch.Tensor:
+def alone(subject, call: Inputs) -> torch.Tensor:
     """Every row by itself: calls of the single-token route."""
     return torch.cat([subject.answer(rows(call, i, i + 1)) for i in range(call.tokens)])
 
@@ -75,14 +75,14 @@ def test_bad_rows_stay_bad_rows(subject, tokens: int, kind: str) -> None:
             assert same_bits(found[kept], wanted[kept]), bad
 
 
-def spoiled(call: Call, bad: list[int]) -> Call:
+def spoiled(call: Inputs, bad: list[int]) -> Inputs:
     """The call with numbers that are not finite in these rows."""
     x, weights = call.x.clone(), call.weights.clone()
     for row in bad:
         value = (torch.inf, torch.nan, -torch.inf)[row % 3]
         x[row, row::7] = value
         weights[row, row % 2 :: 2] = value
-    return Call(x, call.ids, weights)
+    return Inputs(x, call.ids, weights)
 
 
 def test_a_row_of_infinities_is_the_same_bad_row_alone(subject) -> None:

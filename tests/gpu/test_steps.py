@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sm70_moe.evidence.trial import Call, same_bits
+from sm70_moe.evidence.trial import Inputs, same_bits
 from sm70_moe.kernels.native.bound import Bound
 from sm70_moe.kernels.native.launch import Launcher, Step
 from sm70_moe.kernels.native.steps import STEPS, Case, decode
@@ -64,10 +64,10 @@ def test_inside_the_bounds(subject, note, tokens: int, kind: str) -> None:
 def test_a_token_has_the_same_bits_alone_and_in_company(subject, kind: str) -> None:
     """Rows of calls of 2 to 8 tokens are those of single calls."""
     whole = getattr(subject, kind)(8, seed=80)
-    rows = [Call(whole.x[i : i + 1], whole.ids[i : i + 1], whole.weights[i : i + 1]) for i in range(8)]
+    rows = [Inputs(whole.x[i : i + 1], whole.ids[i : i + 1], whole.weights[i : i + 1]) for i in range(8)]
     alone = torch.cat([subject.answer(row) for row in rows])
     for tokens in range(2, 9):
-        part = Call(whole.x[:tokens], whole.ids[:tokens], whole.weights[:tokens])
+        part = Inputs(whole.x[:tokens], whole.ids[:tokens], whole.weights[:tokens])
         assert same_bits(subject.answer(part), alone[:tokens])
 
 
@@ -75,5 +75,5 @@ def test_no_valid_id_gives_exact_zeros(subject) -> None:
     """Also where the router's weights are NaN."""
     for tokens in (1, 3, 8):
         made = subject.call(tokens)
-        none = Call(made.x, torch.full_like(made.ids, -1), made.weights * torch.nan)
+        none = Inputs(made.x, torch.full_like(made.ids, -1), made.weights * torch.nan)
         assert not subject.answer(none).view(torch.int16).any()

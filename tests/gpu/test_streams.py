@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from sm70_moe.evidence.trial import Call, same_bits
+from sm70_moe.evidence.trial import Inputs, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -43,7 +43,7 @@ def test_events_order_two_streams(subject, tokens: int) -> None:
     """Inputs come late on one stream, the call on a side stream waits for them, a third reader waits for the call."""
     call = subject.mixed(tokens, seed=20)
     wanted = subject.answer(call)
-    late = Call(torch.full_like(call.x, torch.nan), torch.full_like(call.ids, -1), torch.zeros_like(call.weights))
+    late = Inputs(torch.full_like(call.x, torch.nan), torch.full_like(call.ids, -1), torch.zeros_like(call.weights))
     out, slow = torch.full_like(call.x, torch.nan), torch.ones(2048, 2048, device=subject.device)
     torch.cuda.synchronize()
     given, done, side = torch.cuda.Event(), torch.cuda.Event(), torch.cuda.Stream()
@@ -87,7 +87,7 @@ def test_two_layers_in_two_threads(subject, other) -> None:
     torch.cuda.synchronize()
     failed: list[BaseException] = []
 
-    def work(made, call: Call, stream: torch.cuda.Stream, rows: torch.Tensor) -> None:
+    def work(made, call: Inputs, stream: torch.cuda.Stream, rows: torch.Tensor) -> None:
         try:
             with torch.cuda.stream(stream):
                 for out in rows:

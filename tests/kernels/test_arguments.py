@@ -10,6 +10,7 @@ from sm70_moe.banks.banks import Banks
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.kernels.arguments import address_range, overlaps_itself, shares_memory
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.portable.legacy import LegacyBackend
 
 LAYER = SyntheticLayer(experts=2, hidden=64, intermediate=32, group=32)
@@ -48,7 +49,7 @@ def arguments(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
 def test_misfit_is_refused_by_name(banks_of: Callable[..., Banks], name: str, tensor: torch.Tensor, found: str) -> None:
     """A wrong shape, dtype or device is refused with the argument and what was found."""
     with pytest.raises(BackendError) as refused:
-        LegacyBackend().run(banks_of(LAYER), **arguments(**{name: tensor}))
+        LegacyBackend().run(banks_of(LAYER), Call(**arguments(**{name: tensor})))
     assert str(refused.value).startswith(f"{name}:")
     assert found in str(refused.value)
 
@@ -57,7 +58,7 @@ def test_nothing_is_written_when_refused(banks_of: Callable[..., Banks]) -> None
     """A refused call leaves the output alone."""
     given = arguments(out=torch.full((4, 64), 7.0).half(), weights=torch.ones(4, 3))
     with pytest.raises(BackendError):
-        LegacyBackend().run(banks_of(LAYER), **given)
+        LegacyBackend().run(banks_of(LAYER), Call(**given))
     assert (given["out"] == 7).all()
 
 
@@ -84,7 +85,7 @@ def test_overlap_is_refused(
     if name == "out" and other == "ids":
         changed = {**changed, "ids": changed["ids"].zero_()}
     with pytest.raises(BackendError) as refused:
-        LegacyBackend().run(banks_of(LAYER), **arguments(**changed))
+        LegacyBackend().run(banks_of(LAYER), Call(**arguments(**changed)))
     assert str(refused.value).startswith(f"{name}:")
     assert f"overlaps {other}" in str(refused.value)
 
@@ -95,13 +96,13 @@ def test_output_inside_the_weights_is_refused(banks_of: Callable[..., Banks], ba
     banks = banks_of(LAYER, batched=batched)
     inside = banks.w2.planes["words"][1].view(torch.float16).flatten()[:256].view(4, 64)
     with pytest.raises(BackendError, match="weights"):
-        LegacyBackend().run(banks, **arguments(out=inside))
+        LegacyBackend().run(banks, Call(**arguments(out=inside)))
 
 
 def test_output_on_itself_is_refused(banks_of: Callable[..., Banks]) -> None:
     """An expanded output would be written several times."""
     with pytest.raises(BackendError, match="out"):
-        LegacyBackend().run(banks_of(LAYER), **arguments(out=torch.empty(1, 64).half().expand(4, 64)))
+        LegacyBackend().run(banks_of(LAYER), Call(**arguments(out=torch.empty(1, 64).half().expand(4, 64))))
 
 
 def test_neighbours_do_not_overlap(banks_of: Callable[..., Banks]) -> None:
@@ -110,7 +111,7 @@ def test_neighbours_do_not_overlap(banks_of: Callable[..., Banks]) -> None:
     x, out = memory[:256].view(4, 64), memory[256:].view(4, 64)
     assert not shares_memory(x, out)
     assert address_range(x)[1] == address_range(out)[0]
-    LegacyBackend().run(banks_of(LAYER), **arguments(x=x, out=out))
+    LegacyBackend().run(banks_of(LAYER), Call(**arguments(x=x, out=out)))
 
 
 def test_empty_tensors_overlap_nothing() -> None:

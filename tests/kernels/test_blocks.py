@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sm70_moe.banks.banks import Banks
 from sm70_moe.evidence.synthetic import SyntheticLayer
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.portable import experts
 from sm70_moe.kernels.portable.blocks import blocks_of, most_blocks
 from sm70_moe.kernels.portable.legacy import LegacyBackend
@@ -41,7 +42,7 @@ def run(banks: Banks, ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tens
     x = torch.randn(len(ids), 64, generator=source).to(dtype)
     weights = torch.rand(ids.shape, generator=source)
     out, inner = torch.full_like(x, torch.nan), x.new_full((*ids.shape, 32), torch.nan)
-    LegacyBackend().run(banks, x, ids, weights, out, inner)
+    LegacyBackend().run(banks, Call(x, ids, weights, out, inner))
     return out, inner
 
 

@@ -14,8 +14,9 @@ from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.bounds import judge
 from sm70_moe.evidence.synthetic import SyntheticLayer
-from sm70_moe.evidence.trial import Call, Trial
+from sm70_moe.evidence.trial import Inputs, Trial
 from sm70_moe.facts import LayerFacts
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.portable.legacy import CHUNK_BYTES, LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
@@ -24,16 +25,16 @@ DTYPES = ("float16", "bfloat16", "float32")
 NAN = float("nan")
 
 
-def call(tokens: int, top_k: int = 3, dtype: str = "float16", seed: int = 0, layer: SyntheticLayer = LAYER) -> Call:
-    return Call.random(tokens, top_k, hidden=layer.hidden, experts=layer.experts, dtype=dtype, seed=seed)
+def call(tokens: int, top_k: int = 3, dtype: str = "float16", seed: int = 0, layer: SyntheticLayer = LAYER) -> Inputs:
+    return Inputs.random(tokens, top_k, hidden=layer.hidden, experts=layer.experts, dtype=dtype, seed=seed)
 
 
-def run(banks: Banks, given: Call, backend: LegacyBackend | None = None, export: bool = False) -> Any:
+def run(banks: Banks, given: Inputs, backend: LegacyBackend | None = None, export: bool = False) -> Any:
     """The output of one call on a poisoned buffer; with `export` also the intermediate."""
     out = torch.full_like(given.x, NAN)
     shape = (*given.ids.shape, banks.shape.intermediate)
     inner = given.x.new_full(shape, NAN) if export else None
-    (backend or LegacyBackend()).run(banks, given.x, given.ids, given.weights, out, inner)
+    (backend or LegacyBackend()).run(banks, Call(given.x, given.ids, given.weights, out, inner))
     return (out, inner) if export else out
 
 
@@ -81,7 +82,7 @@ def test_any_geometry_keeps_its_bounds(
     layout = BankLayout("tile32x8", metadata, group, interleaved, batched)
     backend = LegacyBackend()
     banks = backend.prepare(layer, layout, BankShape(experts, hidden, per_rank), "cpu")
-    trial = Trial("legacy", "legacy", lambda *a: backend.run(banks, *a), layer.reference, per_rank)
+    trial = Trial("legacy", "legacy", lambda call: backend.run(banks, call), layer.reference, per_rank)
     result = trial.judge(call(tokens, top_k, dtype, seed, layer))
     assert result.ok
     assert result.out_exact
@@ -92,7 +93,7 @@ def test_regrouped_rank_keeps_its_bounds(banks_of: Callable[..., Banks]) -> None
     layer = SyntheticLayer(experts=4, hidden=64, intermediate=384, group=64, ranks=4, rank=1, seed=2)
     banks = banks_of(layer, group=32)
     backend = LegacyBackend()
-    trial = Trial("legacy", "legacy", lambda *a: backend.run(banks, *a), layer.reference, 96)
+    trial = Trial("legacy", "legacy", lambda call: backend.run(banks, call), layer.reference, 96)
     assert trial.judge(call(9, 2, layer=layer)).ok
 
 
@@ -132,9 +133,9 @@ def test_invalid_id_contributes_zero(
     given = call(2)
     ids, weights = given.ids.clone(), given.weights.clone()
     ids[:, 1], weights[:, 1] = bad, weight
-    out, inner = run(banks, Call(given.x, ids, weights), export=True)
+    out, inner = run(banks, Inputs(given.x, ids, weights), export=True)
     keep = [0, 2]
-    without = run(banks_of(LAYER), Call(given.x, ids[:, keep].contiguous(), weights[:, keep].contiguous()))
+    without = run(banks_of(LAYER), Inputs(given.x, ids[:, keep].contiguous(), weights[:, keep].contiguous()))
     assert torch.equal(out, without)
     assert not inner[:, 1].any()
     assert set(banks.w13.decoded) == set(banks.w2.decoded) == set(ids[:, keep].flatten().tolist())
@@ -144,7 +145,7 @@ def test_all_invalid_is_exactly_zero(banks_of: Callable[..., Banks], counting: C
     """Without a valid id the output is zero, though x and the weights are NaN, and nothing is decoded."""
     banks = counting(banks_of(LAYER))
     ids = torch.tensor([[-1, 6], [99, -7]], dtype=torch.int32)
-    given = Call(torch.full((2, 64), NAN).half(), ids, torch.full((2, 2), NAN))
+    given = Inputs(torch.full((2, 64), NAN).half(), ids, torch.full((2, 2), NAN))
     out, inner = run(banks, given, export=True)
     assert out.view(torch.int16).eq(0).all()
     assert inner.view(torch.int16).eq(0).all()
@@ -155,9 +156,9 @@ def test_duplicate_ids_keep_their_own_weight(banks_of: Callable[..., Banks]) -> 
     """The same expert twice is two slots: weights 2 and -1 give once the expert, 2 and -2 nothing."""
     banks, x = banks_of(LAYER), call(1).x
     one = torch.tensor([[4]], dtype=torch.int32)
-    once = run(banks, Call(x, one, torch.ones(1, 1)))
+    once = run(banks, Inputs(x, one, torch.ones(1, 1)))
     for weights, expected in (([2.0, -1.0], once), ([2.0, -2.0], torch.zeros_like(once)), ([0.5, 0.5], once)):
-        given = Call(x, one.expand(1, 2).contiguous(), torch.tensor([weights]))
+        given = Inputs(x, one.expand(1, 2).contiguous(), torch.tensor([weights]))
         assert torch.equal(run(banks, given), expected)
 
 
@@ -165,16 +166,16 @@ def test_duplicate_ids_keep_their_own_weight(banks_of: Callable[..., Banks]) -> 
 def test_plain_router_weights(banks_of: Callable[..., Banks], weight: float) -> None:
     """Weights need not be positive or sum to 1."""
     banks, given = banks_of(LAYER), call(3, top_k=1)
-    once = run(banks, Call(given.x, given.ids, torch.ones(3, 1)))
-    assert torch.equal(run(banks, Call(given.x, given.ids, torch.full((3, 1), weight))), weight * once)
+    once = run(banks, Inputs(given.x, given.ids, torch.ones(3, 1)))
+    assert torch.equal(run(banks, Inputs(given.x, given.ids, torch.full((3, 1), weight))), weight * once)
 
 
 def test_large_router_weight_overflows_at_the_end_only(banks_of: Callable[..., Banks]) -> None:
     """1e4 and -1e4 on one expert cancel exactly: the sum is FP32, not FP16."""
     banks, x = banks_of(LAYER), call(1).x * 20
     ids = torch.full((1, 2), 3, dtype=torch.int32)
-    assert not run(banks, Call(x, ids, torch.tensor([[1e4, -1e4]]))).any()
-    assert torch.isinf(run(banks, Call(x, ids, torch.tensor([[1e4, 1e4]])))).any()
+    assert not run(banks, Inputs(x, ids, torch.tensor([[1e4, -1e4]]))).any()
+    assert torch.isinf(run(banks, Inputs(x, ids, torch.tensor([[1e4, 1e4]])))).any()
 
 
 @pytest.mark.parametrize("bad", [NAN, float("inf"), float("-inf")])
@@ -182,10 +183,10 @@ def test_bad_row_stays_one_row(banks_of: Callable[..., Banks], bad: float) -> No
     """NaN or infinity in one token changes no bit of another token, though they share experts."""
     banks, given = banks_of(LAYER), call(7)
     ids = given.ids[:1].expand(7, 3).contiguous()
-    clean = run(banks, Call(given.x, ids, given.weights))
+    clean = run(banks, Inputs(given.x, ids, given.weights))
     x = given.x.clone()
     x[2, 5] = bad
-    spoiled = run(banks, Call(x, ids, given.weights))
+    spoiled = run(banks, Inputs(x, ids, given.weights))
     others = [0, 1, 3, 4, 5, 6]
     assert torch.equal(spoiled[others], clean[others])
     assert not torch.isfinite(spoiled[2]).any()
@@ -194,14 +195,14 @@ def test_bad_row_stays_one_row(banks_of: Callable[..., Banks], bad: float) -> No
 @pytest.mark.parametrize("top_k", [0, 1, 3])
 def test_no_tokens(banks_of: Callable[..., Banks], top_k: int) -> None:
     """M = 0 returns without an error."""
-    given = Call(torch.empty(0, 64).half(), torch.empty(0, top_k, dtype=torch.int32), torch.empty(0, top_k))
+    given = Inputs(torch.empty(0, 64).half(), torch.empty(0, top_k, dtype=torch.int32), torch.empty(0, top_k))
     out, inner = run(banks_of(LAYER), given, export=True)
     assert (out.shape, inner.shape) == ((0, 64), (0, top_k, 96))
 
 
 def test_no_slots(banks_of: Callable[..., Banks]) -> None:
     """k = 0 gives zero."""
-    given = Call(torch.ones(2, 64).half(), torch.empty(2, 0, dtype=torch.int32), torch.empty(2, 0))
+    given = Inputs(torch.ones(2, 64).half(), torch.empty(2, 0, dtype=torch.int32), torch.empty(2, 0))
     assert not run(banks_of(LAYER), given).any()
 
 
@@ -223,7 +224,7 @@ def test_strided_arguments(banks_of: Callable[..., Banks]) -> None:
     ids, weights = given.ids.T.contiguous().T, given.weights.T.contiguous().T
     out = torch.full((64, 5), NAN).half().T
     inner = torch.full((3, 5, 96), NAN).half().transpose(0, 1)
-    LegacyBackend().run(banks, x, ids, weights, out, inner)
+    LegacyBackend().run(banks, Call(x, ids, weights, out, inner))
     assert torch.equal(out, expected[0])
     assert torch.equal(inner, expected[1])
 
@@ -250,9 +251,9 @@ def test_row_does_not_depend_on_its_company(tokens: int, seed: int, dtype: str) 
     given = call(tokens, dtype=dtype, seed=seed)
     together = run(banks, given)
     for row in (0, tokens // 2, tokens - 1):
-        alone = Call(given.x[row : row + 1], given.ids[row : row + 1], given.weights[row : row + 1])
+        alone = Inputs(given.x[row : row + 1], given.ids[row : row + 1], given.weights[row : row + 1])
         assert torch.equal(run(banks, alone)[0], together[row])
-    turned = Call(given.x.flip(0), given.ids.flip(0), given.weights.flip(0))
+    turned = Inputs(given.x.flip(0), given.ids.flip(0), given.weights.flip(0))
     assert torch.equal(run(banks, turned).flip(0), together)
 
 
@@ -266,10 +267,10 @@ def test_one_decode_per_expert_and_chunk(banks_of: Callable[..., Banks], countin
 def test_scratch_is_bounded() -> None:
     """Working memory grows with the tokens up to the stated constant, and not beyond."""
     shape, backend = BankShape(experts=512, hidden=2560, intermediate=160), LegacyBackend()
-    assert backend.scratch(shape, 10, 0) == 0
-    assert backend.scratch(shape, 10, 1) < backend.scratch(shape, 10, 128)
-    assert backend.scratch(shape, 10, 8192) == backend.scratch(shape, 10, 10**6)
-    assert CHUNK_BYTES < backend.scratch(shape, 10, 8192) < CHUNK_BYTES + (32 << 20)
+    assert backend.workspace(shape, 10, 0) == 0
+    assert backend.workspace(shape, 10, 1) < backend.workspace(shape, 10, 128)
+    assert backend.workspace(shape, 10, 8192) == backend.workspace(shape, 10, 10**6)
+    assert CHUNK_BYTES < backend.workspace(shape, 10, 8192) < CHUNK_BYTES + (32 << 20)
 
 
 def test_a_token_larger_than_a_chunk_is_run_alone() -> None:
@@ -277,7 +278,7 @@ def test_a_token_larger_than_a_chunk_is_run_alone() -> None:
     shape = BankShape(experts=1, hidden=64, intermediate=96)
     backend = LegacyBackend(chunk_bytes=1)
     assert backend.chunk(shape, 3, 2) == 1
-    more = LegacyBackend().scratch(shape, 3, 1) - backend.scratch(shape, 3, 100)
+    more = LegacyBackend().workspace(shape, 3, 1) - backend.workspace(shape, 3, 100)
     assert more == 0
 
 

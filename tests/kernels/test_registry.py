@@ -186,7 +186,7 @@ def test_no_torch() -> None:
     """Loading the built-in backends and asking them for scratch imports no torch."""
     code = (
         "import sys; from sm70_moe.kernels.registry import Registry; from sm70_moe.layout import BankShape;"
-        "[b.scratch(BankShape(8, 64, 32), 2, 4) for b in Registry().load([]).values()]; print('torch' in sys.modules)"
+        "[b.workspace(BankShape(8, 64, 32), 2, 4) for b in Registry().load([]).values()]; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -17,7 +17,7 @@ from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.decision import Outcome, Reason
 from sm70_moe.errors import AdmissionRefused
 from sm70_moe.evidence.oracle import reference_of
-from sm70_moe.evidence.trial import Call, Trial
+from sm70_moe.evidence.trial import Inputs, Trial
 from sm70_moe.facts import CallFacts
 from sm70_moe.policy import load_policy
 from sm70_moe.reading.source import CheckpointSource
@@ -122,6 +122,6 @@ def test_a_real_layer_runs_by_that_route(tokens: int, machine) -> None:
             layer.runs[name](layer.banks, x, ids, weights, out, intermediate)
 
     trial = Trial(ROUTES[tokens], "matrix", call, reference_of(checkpoint, found, facts), 64)
-    result = trial.judge(Call.random(tokens, 4, hidden=256, experts=16))
+    result = trial.judge(Inputs.random(tokens, 4, hidden=256, experts=16))
     assert result.ok, result
     assert set(taken) == {ROUTES[tokens]}

@@ -166,7 +166,7 @@ def test_fallback_needs_no_more_scratch_than_planned() -> None:
     memory = plan().memory
     assert memory is not None
     for tokens in (1, 8, 128):
-        stated = {name for (name, count) in memory.scratch if count == tokens}
+        stated = {name for (name, count) in memory.workspace if count == tokens}
         assert stated == {r.name for r in plan().reachable(tokens)}
 
 

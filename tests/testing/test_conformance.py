@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from sm70_moe.kernels.call import Call
+from sm70_moe.kernels.capability import Reads
 from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.testing import fake_backends
 from sm70_moe.testing.conformance import check_backend
@@ -27,13 +29,14 @@ class Wrong(LegacyBackend):
 
     fault: str = ""
 
-    def run(self, banks, x, ids, weights, out, intermediate=None) -> None:
+    def run(self, banks, call, space=None) -> None:
+        ids, weights, out = call.ids, call.weights, call.out
         if self.fault == "last expert" and (ids < 0).any():
             ids = torch.where(ids < 0, banks.shape.experts - 1, ids)
             weights = weights.nan_to_num(1.0)
-        if self.fault == "overlap" and out is x:
+        if self.fault == "overlap" and out is call.x:
             return
-        super().run(banks, x, ids, weights, out, intermediate)
+        super().run(banks, Call(call.x, ids, weights, out, call.intermediate))
         if self.fault == "spreads" and not bool(torch.isfinite(out).all()):
             out.fill_(torch.nan)
         if self.fault == "scale":
@@ -57,10 +60,10 @@ def test_a_backend_that_raises_breaks_the_clause_only() -> None:
     """Another exception than BackendError is named with the clause, and the other clauses are still asked."""
 
     class Raises(LegacyBackend):
-        def run(self, banks, x, ids, weights, out, intermediate=None) -> None:
-            if out is x:
+        def run(self, banks, call, space=None) -> None:
+            if call.out is call.x:
                 raise ValueError("same tensor")
-            super().run(banks, x, ids, weights, out, intermediate)
+            super().run(banks, call)
 
     lines = check_backend(Raises(), tokens=(1,))
     assert {line.split(": ", 1)[1] for line in lines} == {
@@ -70,7 +73,10 @@ def test_a_backend_that_raises_breaks_the_clause_only() -> None:
 
 def test_a_backend_without_banks_or_members_is_named() -> None:
     """A kit that checked nothing would pass everything."""
-    assert check_backend(replace(LegacyBackend(), orders=frozenset())) == [
-        "orders: it reads no banks, so no route can use it"
-    ]
+
+    class Unreadable(LegacyBackend):
+        def can(self, architecture):
+            return replace(super().can(architecture), reads=Reads(orders=frozenset()))
+
+    assert check_backend(Unreadable()) == ["can: it reads no banks, so no route can use it"]
     assert check_backend(object())[0] == "the protocol has name, this backend has not"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sm70_moe.decision import Finding, Reason, Status
 from sm70_moe.facts import LayerFacts
-from sm70_moe.kernels.native.refusal import Refusal
-from sm70_moe.kernels.protocol import Broken
+from sm70_moe.kernels.capability import Capability
+from sm70_moe.kernels.native.refusal import Crash, Refusal
+from sm70_moe.kernels.protocol import Backend, Broken
+from sm70_moe.layout import BankShape
 from sm70_moe.machine.build import Build
 from sm70_moe.machine.devices import Device
 from sm70_moe.machine.machine import Machine
+from sm70_moe.policy import Route
 
 
 def native_findings(backend: str, device: Finding, where: Device | None, machine: Machine) -> tuple[Finding, ...]:
@@ -39,6 +44,15 @@ def native_findings(backend: str, device: Finding, where: Device | None, machine
     return (device, built, image, test)
 
 
+def plugin_findings(backend: str, device: Finding, where: Device | None, machine: Machine) -> tuple[Finding, ...]:
+    """A plug-in's machine code is its own matter: the device, and its own known-answer call if it has one."""
+    if (where.name if where else "", backend) not in machine.plugin_tests:
+        return (device,)
+    if where is None or device.status is not Status.PASS:
+        return (device, Finding.skipped("self-test", "device"))
+    return (device, self_test(machine.plugin_tests[where.name, backend], where.name))
+
+
 def missing_image(build: Build, backend: str, architecture: str) -> Finding:
     """No machine code: of this backend at all, or for this architecture."""
     there = sorted(build.images_of(backend))
@@ -53,6 +67,8 @@ def self_test(result: str | None, device: str) -> Finding:
     """The known-answer call on the layer's device: "" is right, other text says what went wrong."""
     if result is None:
         return Finding.unknown("self-test", "a known-answer call", hint=f"it has not been run on {device}")
+    if isinstance(result, Crash):
+        return Finding("self-test", Status.ERROR, Reason.CHECK_BROKE, "the known answer", str(result))
     if isinstance(result, Refusal):
         return Finding.failed("self-test", Reason.LAUNCH_REFUSED, "the known answer", str(result))
     if result:
@@ -73,22 +89,51 @@ def layer_device(facts: LayerFacts, machine: Machine) -> tuple[Finding, Device |
     return Finding.passed("device", f"{device.name} {device.architecture}"), device
 
 
-def backend_findings(name: str, order: str, facts: LayerFacts, machine: Machine) -> tuple[Finding, ...]:
-    """Is the route's backend there, does it load, does it read the banks, does it object to the layer?"""
+def backend_findings(
+    route: Route, facts: LayerFacts, architecture: str | None, machine: Machine
+) -> tuple[Capability | None, tuple[Finding, ...]]:
+    """Is the route's backend there, does it load, can it run what the route promises of this layer?
+
+    Also what it can, None where it does not say. A plug-in's fault is a finding, never a crash.
+    """
+    name = route.backend
     backend = machine.backends.get(name)
     if backend is None:
-        return (Finding.failed("backend", Reason.BACKEND_MISSING, name, sorted(machine.backends)),)
+        return None, (Finding.failed("backend", Reason.BACKEND_MISSING, name, sorted(machine.backends)),)
     if isinstance(backend, Broken):
-        return (Finding.failed("backend", Reason.BACKEND_BROKEN, name, backend.error),)
-    if order not in backend.orders:
-        return (Finding.failed("backend", Reason.LAYOUT_UNREADABLE, order, sorted(backend.orders)),)
+        return None, (Finding.failed("backend", Reason.BACKEND_BROKEN, name, backend.error),)
     try:
-        own = tuple(backend.check(facts))
-        if not all(isinstance(finding, Finding) for finding in own):
-            raise TypeError(f"check() gave {own!r}; accepted are findings")
-    except (Exception, SystemExit) as error:  # a plug-in's fault is a finding, never a crash
-        own = (Finding.broke("backend", error),)
-    return (Finding.passed("backend", name), *own) if all(f.check != "backend" for f in own) else own
+        ability = backend.can(architecture)
+        own = objections(backend, facts)
+    except (Exception, SystemExit) as error:
+        return None, (Finding.broke("backend", error),)
+    passed = () if any(f.check == "backend" for f in own) else (Finding.passed("backend", name),)
+    return ability, (*passed, *own, *(fitting(route, ability, facts) if ability else ()))
+
+
+def objections(backend: Backend, facts: LayerFacts) -> tuple[Finding, ...]:
+    """What a backend itself says of a layer. Raises TypeError unless these are findings."""
+    own = tuple(backend.check(facts))
+    if not all(isinstance(finding, Finding) for finding in own):
+        raise TypeError(f"check() gave {own!r}; accepted are findings")
+    if None not in (facts.hidden, facts.intermediate_per_rank, facts.experts, facts.top_k):
+        shape = BankShape(facts.experts or 0, facts.hidden or 0, facts.intermediate_per_rank or 0)
+        int(backend.workspace(shape, facts.top_k or 0, 1))  # a plan asks it: one that raises is seen here
+    return own
+
+
+def fitting(route: Route, ability: Capability, facts: LayerFacts) -> Iterator[Finding]:
+    """What a route promises, and what a layer is, against what the backend can."""
+    sizes = {
+        "hidden": facts.hidden,
+        "intermediate": facts.intermediate_per_rank,
+        "experts": facts.experts,
+        "top_k": facts.top_k,
+    }
+    tokens = ability.tokens_finding(route.tokens.first, route.tokens.last)
+    dtype = ability.dtype_finding(facts.activations)
+    yield from (finding for finding in (tokens, dtype) if finding is not None)
+    yield from ability.size_findings(sizes)
 
 
 def option_finding(feature: str, backends: tuple[str, ...], machine: Machine) -> Finding:

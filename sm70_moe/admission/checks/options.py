@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sm70_moe.admission.checks.machine import native_findings
 from sm70_moe.decision import Finding, Plain, Reason, Status
-from sm70_moe.kernels.native.refusal import Refusal
-from sm70_moe.kernels.native.steps import STEPS
-from sm70_moe.layout import BankLayout
+from sm70_moe.kernels.capability import Reads
+from sm70_moe.kernels.declared import declared
+from sm70_moe.kernels.native.refusal import Crash, Refusal
+from sm70_moe.layout import BankLayout, Metadata
 from sm70_moe.machine.build import Build
 from sm70_moe.machine.devices import Device
 from sm70_moe.machine.machine import Machine
@@ -72,12 +73,23 @@ def layout(option: str, wanted: Wanted) -> Finding:
     """Do the kernels read the layer's banks?"""
     if wanted.banks is None:
         return Finding.unknown("kernel layout", "banks of this layer")
-    route, found = STEPS.get(option), f"{wanted.banks.order} {wanted.banks.metadata.value}"
-    pairs = [(order, kind) for order in sorted(route.orders) for kind in route.metadata] if route else []
-    accepted: list[Plain] = [f"{order} {kind}" for order, kind in pairs]
-    if found not in accepted:
-        return Finding.failed("kernel layout", Reason.LAYOUT_UNREADABLE, accepted, found)
-    return Finding.passed("kernel layout", found)
+    found, ability = f"{wanted.banks.order} {wanted.banks.metadata.value}", declared(option)
+    if ability is not None and ability.reads.takes(wanted.banks):
+        return Finding.passed("kernel layout", found)
+    reads = ability.reads if ability else None
+    pairs = (
+        [f"{order} {kind.value}" for order in sorted(reads.orders) for kind in Metadata if kind in reads.metadata]
+        if reads
+        else []
+    )
+    accepted: list[Plain] = [*pairs]
+    return Finding.failed("kernel layout", Reason.LAYOUT_UNREADABLE, accepted, found)
+
+
+def readable(reads: Reads) -> Iterator[str]:
+    """ "octet32 4-byte" for each pair that is read."""
+    for order in sorted(reads.orders):
+        yield from (f"{order} {kind.value}" for kind in Metadata if kind in reads.metadata)
 
 
 def resident(option: str, where: Device, build: Build) -> tuple[Finding, ...]:
@@ -86,6 +98,9 @@ def resident(option: str, where: Device, build: Build) -> tuple[Finding, ...]:
     found = build.residencies.get((where.name, option))
     if found is None:
         return tuple(Finding.unknown(name, hint=f"{where.name} has not been asked") for name in names)
+    if isinstance(found, Crash):
+        broke = Finding(names[0], Status.ERROR, Reason.CHECK_BROKE, "an answer", str(found))
+        return (broke, Finding.skipped(names[1], names[0]))
     if isinstance(found, str):
         reason = Reason.LAUNCH_REFUSED if isinstance(found, Refusal) else Reason.SELF_TEST_FAILED
         return (Finding.failed(names[0], reason, "an answer", found), Finding.skipped(names[1], names[0]))

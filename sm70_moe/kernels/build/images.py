@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError
@@ -42,6 +42,44 @@ class Image:
     def of_record(cls, record: Mapping[str, Any]) -> Image:
         start, size = int(record["start"]), int(record["size"])
         return cls(Version.of_record(record), str(record["file"]), start, size, str(record["digest"]))
+
+
+class Images(Protocol):
+    """Machine code of one origin: installed with the package, or compiled on this machine."""
+
+    @property
+    def id(self) -> str:
+        """Names everything that the code was made from."""
+
+    @property
+    def scope(self) -> Scope: ...
+
+    def of_sources(self, sources: Iterable[str]) -> frozenset[str]:
+        """Architectures for which there are images of all of these sources."""
+
+    def find(self, source: str, architecture: str, sizes: Mapping[str, int], axes: Mapping[str, str]) -> Image:
+        """The image of a source for a layer's sizes; see `Cubins.find`."""
+
+    def read(self, image: Image) -> bytes:
+        """The bytes of a cubin. Raises BackendError unless they are the ones that were made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a planned route launches: kernels made for these sizes or for any, and of which build.
+
+    Empty for a backend without machine code of ours. A tuned tactic would stand here too.
+    """
+
+    version: str = ""
+    images: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.version} {self.images[:16]}" if self.version else ""
+
+
+SPECIALISED, RUN_TIME = "specialised", "run-time"
+"""Versions of kernels: for one geometry, or with sizes as arguments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm70_moe.decision import Finding, Reason
+from sm70_moe.decision import Finding
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import LayerFacts
-from sm70_moe.kernels.build import SOURCES
-from sm70_moe.kernels.build.manifest import Manifest, load_manifests
+from sm70_moe.kernels.capability import Capability
+from sm70_moe.kernels.declared import FUSED, capability
 from sm70_moe.kernels.native.driver import Driver
 from sm70_moe.kernels.native.launch import Launcher
 from sm70_moe.kernels.native.refusal import LaunchRefused, Refusal
 from sm70_moe.kernels.native.residency import Residency
-from sm70_moe.kernels.native.steps import FUSED, OPTIONS, STEPS, Route
+from sm70_moe.kernels.native.steps import OPTIONS, STEPS, Route
 from sm70_moe.layout import BankLayout, BankShape
 
 if TYPE_CHECKING:
-    import torch
-
     from sm70_moe.banks.banks import Banks
+    from sm70_moe.kernels.call import Call
     from sm70_moe.kernels.native.bound import Bound
+    from sm70_moe.kernels.protocol import Workspace
     from sm70_moe.numbers.codes import WeightSource
 
 HALF = 2
@@ -62,9 +61,9 @@ class NativeBackend:
     def options(self) -> Set[str]:
         return OPTIONS.get(self.name, frozenset())
 
-    @property
-    def orders(self) -> Set[str]:
-        return self.route.orders if self.route else frozenset({"tile32x8", "octet32"})
+    def can(self, architecture: str | None) -> Capability | None:
+        """As its kernels are declared, with the sizes of their manifests; nothing on a CPU."""
+        return None if self.route is None or architecture == "cpu" else capability(FUSED if self.fused else self.name)
 
     def configured(self, folder: Path | None, dependent: bool, fused: bool = False) -> NativeBackend:
         """The same backend for another build, with dependent launch on or off, in one launch or in two."""
@@ -83,22 +82,10 @@ class NativeBackend:
             return self._state.other
 
     def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
-        """Sizes that the kernels' manifests do not accept; sizes that nobody gave are the contract's matter."""
-        return tuple(self._misfits(facts))
+        """Nothing beyond what its kernels are declared to run."""
+        return ()
 
-    def _misfits(self, facts: LayerFacts) -> Iterator[Finding]:
-        given = {
-            "hidden": facts.hidden,
-            "intermediate": facts.intermediate_per_rank,
-            "experts": facts.experts,
-            "top_k": facts.top_k,
-        }
-        sizes = {name: size for name, size in given.items() if size is not None}
-        for source in self.route.sources if self.route else ():
-            for name, accepted in self._state.manifests[source].misfits(sizes):
-                yield Finding.failed(f"kernel {source} {name}", REASONS[name], accepted, sizes[name])
-
-    def scratch(self, shape: BankShape, top_k: int, tokens: int) -> int:
+    def workspace(self, shape: BankShape, top_k: int, tokens: int) -> int:
         """Bytes of the FP16 activations between W13 and W2, (M, k, I), and of what the kernels keep."""
         return tokens * top_k * shape.intermediate * HALF + (self.route.scratch if self.route and tokens else 0)
 
@@ -112,15 +99,7 @@ class NativeBackend:
         """Load and plan everything for a layer now: calls after that allocate nothing."""
         self._bind(banks).ready(top_k)
 
-    def run(
-        self,
-        banks: Banks,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor,
-        intermediate: torch.Tensor | None = None,
-    ) -> None:
+    def run(self, banks: Banks, call: Call, space: Workspace | None = None) -> None:
         """Write the layer's output on torch's current stream; see `Backend.run`.
 
         Raises BackendError without a build or kernels for this device, and for arguments that the
@@ -128,7 +107,7 @@ class NativeBackend:
         """
         # found by a tensor and not by the Banks: a tensor tells when it goes away
         bound = self._state.bound.get(id(banks.w13.planes["words"])) if self._state.bound else None
-        (bound or self._bind(banks))(banks, x, ids, weights, out, intermediate)
+        (bound or self._bind(banks))(banks, call, space)
 
     def self_test(self, device: str) -> str:
         """The known-answer call on "cuda:N": "" is right, other text says what went wrong.
@@ -198,16 +177,6 @@ class NativeBackend:
         return self.route
 
 
-REASONS = {
-    "hidden": Reason.HIDDEN,
-    "intermediate": Reason.INTERMEDIATE,
-    "experts": Reason.EXPERTS,
-    "top_k": Reason.TOP_K,
-    "group": Reason.PREPARED_GROUP,
-}
-"""What a size that no kernel takes is called in a finding."""
-
-
 class _State:
     """What a backend has opened: launchers by device, layers by the identity of a tensor of theirs.
 
@@ -220,7 +189,3 @@ class _State:
         self.bound: dict[int, Bound] = {}
         self.plain: set[int] = set()
         self.other: NativeBackend | None = None  # the one with the other options
-
-    @cached_property
-    def manifests(self) -> Mapping[str, Manifest]:
-        return load_manifests(SOURCES)

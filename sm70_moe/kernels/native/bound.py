@@ -9,18 +9,15 @@ import torch
 
 from sm70_moe.banks.banks import Bank, Banks
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.arguments import bank_tensors, check_call
+from sm70_moe.kernels.arguments import bank_tensors, check_call, inputs_of, outputs_of
+from sm70_moe.kernels.call import Call
+from sm70_moe.kernels.declared import ALIGNMENT
 from sm70_moe.kernels.native.launch import Launcher, Program
 from sm70_moe.kernels.native.steps import CALL, Case, Route, bank_arguments, numbers
-
-ALIGNMENT = 16
-"""Bytes: kernels load activations and store outputs 16 bytes at a time (CONTRACT 4)."""
+from sm70_moe.kernels.protocol import Workspace
 
 HALF, WORD = 2, 4
 """Bytes of an FP16 element, and of an id or a router weight."""
-
-MOST_SLOTS = 16
-"""Slots of a token that scratch is made for in advance; a layer with more allocates in `ready`."""
 
 FP16, INT32, FP32 = torch.float16, torch.int32, torch.float32
 
@@ -29,8 +26,8 @@ class Bound:
     """One layer on one device.
 
     A program is made for each number of tokens, by `ready` or at the first such call; after that a
-    call checks its arguments, packs them and launches. Scratch belongs to the layer: calls of one
-    layer must not run on two streams at once. Holds no bank: the layer's owner does.
+    call checks its arguments, packs them and launches. Holds no bank: the layer's owner does. What
+    kernels keep between calls belongs to the layer, other working memory is lent for a call.
     """
 
     def __init__(self, name: str, launcher: Launcher, route: Route, banks: Banks, dependent: bool) -> None:
@@ -41,37 +38,32 @@ class Bound:
         self.planes = bank_arguments({**addresses("w13", banks.w13), **addresses("w2", banks.w2)})
         planes = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in bank_tensors(banks))
         self.starts, self.ends = [start for start, _ in planes], [end for _, end in planes]
+        self.row = banks.shape.intermediate * HALF
         # zero at first: a kernel that counts arrivals starts from there
         self.scratch = torch.zeros(max(1, route.scratch), dtype=torch.uint8, device=banks.device)
         if route.scratch and self.scratch.is_cuda and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(banks.device).synchronize()  # the first call may be on another stream
-        self.inner = torch.empty(self._inner_size(MOST_SLOTS), dtype=FP16, device=banks.device)
         self.programs: dict[tuple[int, int], Program] = {}
         self.stream = current_stream(banks.device)
         # -1 for the CPU, as torch numbers it: tests run there
-        self.hidden, self.experts, self.index = banks.shape.hidden, banks.shape.experts, self.inner.get_device()
+        self.hidden, self.experts, self.index = banks.shape.hidden, banks.shape.experts, self.scratch.get_device()
 
     def ready(self, top_k: int) -> None:
         """Make the programs of every number of tokens, so that the first call may already be captured."""
         for tokens in range(self.route.first, self.route.last + 1):
             self._program(tokens, top_k)
 
-    def __call__(
-        self,
-        banks: Banks,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor,
-        intermediate: torch.Tensor | None,
-    ) -> None:
+    def __call__(self, banks: Banks, call: Call, space: Workspace | None) -> None:
         """Run one call; see `Backend.run`. No tensor value is read, and only `ready` allocates."""
+        x, ids, weights, out, inner = call.x, call.ids, call.weights, call.out, call.intermediate
         places = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), out.data_ptr()
-        if intermediate is not None or not self._usual(x, ids, weights, out, places):
-            self._examine(banks, x, ids, weights, out, intermediate)
+        if inner is not None or not self._usual(x, ids, weights, out, places):
+            self._examine(banks, call)
         tokens, top_k = ids.shape
         program = self.programs.get((tokens, top_k)) or self._program(tokens, top_k)
-        inner = self.inner if intermediate is None else intermediate
+        if inner is None:
+            size = tokens * top_k * self.row
+            inner = space.lend(size) if space is not None else x.new_empty(size // HALF)
         program(self.stream(), *places, inner.data_ptr())
 
     def _usual(
@@ -104,20 +96,11 @@ class Bound:
         below = bisect_left(self.starts, end)
         return not below or self.ends[below - 1] <= start
 
-    def _examine(
-        self,
-        banks: Banks,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor,
-        intermediate: torch.Tensor | None,
-    ) -> None:
+    def _examine(self, banks: Banks, call: Call) -> None:
         """Say what is wrong with an unusual call; only one that exports its activations passes."""
-        inputs = {"x": x, "ids": ids, "weights": weights}
-        outputs = {"out": out} if intermediate is None else {"out": out, "intermediate": intermediate}
+        x, inputs, outputs = call.x, inputs_of(call), outputs_of(call)
         banks.require_complete()
-        check_call(banks, inputs, outputs)
+        check_call(banks, call)
         if x.dtype is not FP16:
             raise BackendError(f"backend {self.name!r}: x has dtype {x.dtype}, accepted is {FP16}")
         for name, tensor in {**inputs, **outputs}.items():
@@ -133,8 +116,6 @@ class Bound:
         first, last = self.route.first, self.route.last
         if not first <= tokens <= last:
             raise BackendError(f"backend {self.name!r}: {tokens} tokens, accepted are {first} to {last}")
-        if self._inner_size(top_k) > self.inner.numel():
-            self.inner = torch.empty(self._inner_size(top_k), dtype=FP16, device=self.inner.device)
         case = Case(self.shape, self.layout, top_k, tokens, self.launcher.architecture, self.dependent)
         self.programs[tokens, top_k] = program = self.launcher.program(
             self.route.steps(case),
@@ -143,10 +124,6 @@ class Bound:
             sizes=case.geometry.record(),
         )
         return program
-
-    def _inner_size(self, top_k: int) -> int:
-        """FP16 elements of the activations of the largest call."""
-        return self.route.last * top_k * self.shape.intermediate
 
 
 def addresses(bank: str, matrix: Bank) -> dict[str, int]:

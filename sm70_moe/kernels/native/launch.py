@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build import INSTALLED, SOURCES, expected_id
-from sm70_moe.kernels.build.images import Cubins
+from sm70_moe.kernels.build.images import Cubins, Images
 from sm70_moe.kernels.build.manifest import KINDS, Kernel, Manifest, load_manifests
 from sm70_moe.kernels.native.driver import Config, Driver, Fire
 from sm70_moe.kernels.native.residency import Residency
@@ -131,8 +131,8 @@ class _Layout:
 class Launcher:
     """The kernels of one build on one device; each is loaded once. May be used from several threads."""
 
-    def __init__(self, cubins: Cubins, manifests: Mapping[str, Manifest], device: int, driver: Driver) -> None:
-        self.cubins, self.manifests = cubins, manifests
+    def __init__(self, images: Images, manifests: Mapping[str, Manifest], device: int, driver: Driver) -> None:
+        self.images, self.manifests = images, manifests
         self.device, self.driver = device, driver
         self.architecture = driver.architecture(device)
         self._loaded: dict[tuple[str, str], object] = {}
@@ -197,11 +197,11 @@ class Launcher:
         if misfits := manifest.misfits(sizes):
             raise BackendError(f"{step.source}: " + "; ".join(f"{n} {sizes[n]}, accepted is {a}" for n, a in misfits))
         axes = {axis.name: next(iter(axis.values)) for axis in manifest.axes} | dict(step.axes)
-        image = self.cubins.find(step.source, self.architecture, sizes, axes)
+        image = self.images.find(step.source, self.architecture, sizes, axes)
         key = (image.version.name, step.kernel)
         with self._lock:
             if key not in self._loaded:
-                self._loaded[key] = self.driver.load(self.device, self.cubins.read(image), step.kernel)
+                self._loaded[key] = self.driver.load(self.device, self.images.read(image), step.kernel)
             return manifest.kernels[step.kernel], self._loaded[key]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from math import lcm
 
 import numpy as np
@@ -21,7 +20,7 @@ from sm70_moe.kernels.native.driver import Arena
 from sm70_moe.kernels.native.launch import Launcher, Step
 from sm70_moe.kernels.native.refusal import LaunchRefused
 from sm70_moe.kernels.native.steps import CALL, Case, Route, bank_arguments, numbers
-from sm70_moe.layout import BankLayout, BankShape, Metadata
+from sm70_moe.layout import BankLayout, BankShape
 
 ODD = Geometry(hidden=512, intermediate=128, experts=6, top_k=3, group=32)
 """About the sizes that the runtime version is tested with."""
@@ -39,11 +38,11 @@ class Trial:
 def trials(launcher: Launcher, route: Route) -> Iterator[Trial]:
     """Every geometry of the build, and one of no policy; every layout; fewest tokens, and the most for each kernel."""
     manifests = [launcher.manifests[name] for name in route.sources]
-    declared = [g for g in launcher.cubins.scope.geometries if all(m.fits(g) for m in manifests)]
-    odd = [_odd(manifests, group) for group in route.groups] if all(m.runtime for m in manifests) else []
-    for geometry in [*(g for g in declared if g.group in route.groups), *odd]:
-        for order, metadata, interleaved in product(sorted(route.orders), route.metadata, route.interleaved):
-            layout = BankLayout(order, Metadata(metadata), geometry.group, interleaved, True)
+    declared = [g for g in launcher.images.scope.geometries if all(m.fits(g) for m in manifests)]
+    groups = sorted(route.runs.reads.groups or ())
+    odd = [_odd(manifests, group) for group in groups] if all(m.runtime for m in manifests) else []
+    for geometry in [*(g for g in declared if g.group in groups), *odd]:
+        for layout in (one for one in route.layouts if one.group == geometry.group):
             every = [Trial(geometry, layout, tokens) for tokens in range(route.first, route.last + 1)]
             most = {_kernels(trial, launcher, route): trial for trial in every}
             yield from dict.fromkeys((every[0], *most.values()))

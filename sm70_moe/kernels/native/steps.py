@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build.geometry import Geometry
+from sm70_moe.kernels.capability import Capability
+from sm70_moe.kernels.declared import FUSED, SOURCES, declared
 from sm70_moe.kernels.native.launch import Step
-from sm70_moe.layout import BankLayout, BankShape
+from sm70_moe.layout import BankLayout, BankShape, Metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +41,49 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How a backend runs calls of `first` to `last` tokens.
+    """How a backend, or an option of one, runs the calls that it `runs`.
 
-    `sources` must all have images for a device before the backend runs on it; `orders` are the bank
-    orders that its kernels read, `groups` the prepared groups and `metadata` the kinds of metadata.
-    `interleaved` are the ways in which W13's gate and up columns may stand. `scratch` counts resident
-    bytes of a layer, beyond the activations between W13 and W2. `rounds` are the calls that the
-    self-test makes one after the other on the same scratch, where one is not enough.
+    `sources` must all have images for a device before the backend runs on it. `scratch` counts
+    resident bytes of a layer, beyond the activations between W13 and W2. `rounds` are the calls that
+    the self-test makes one after the other on the same scratch, where one is not enough.
     """
 
     steps: Callable[[Case], tuple[Step, ...]]
+    runs: Capability
     sources: tuple[str, ...]
-    first: int
-    last: int
-    orders: frozenset[str] = frozenset({"tile32x8"})
-    groups: tuple[int, ...] = (32, 64, 128)
-    metadata: tuple[str, ...] = ("4-byte", "3-byte")
-    interleaved: tuple[bool, ...] = (True,)
     scratch: int = 0
     rounds: Callable[[Case], tuple[tuple[Step, ...], ...]] | None = None
+
+    @classmethod
+    def of(cls, name: str, steps: Callable[[Case], tuple[Step, ...]], **more: Any) -> Route:
+        """The route of a backend, or of an option, as it is declared."""
+        found = declared(name)
+        if found is None:
+            raise BackendError(f"backend {name!r}: nothing is declared of it")
+        return cls(steps, found, SOURCES[name], **more)
+
+    @property
+    def first(self) -> int:
+        return self.runs.tokens.first
+
+    @property
+    def last(self) -> int:
+        """The most tokens of a call that is planned in advance."""
+        return self.runs.tokens.last or self.first
+
+    @property
+    def layouts(self) -> tuple[BankLayout, ...]:
+        """Every bank layout that the kernels read, in a fixed order."""
+        reads = self.runs.reads
+        return tuple(
+            BankLayout(order, metadata, group, interleaved, batched)
+            for group in sorted(reads.groups or ())
+            for order in sorted(reads.orders)
+            for metadata in Metadata
+            for interleaved in sorted(reads.interleaved)
+            for batched in sorted(reads.batched)
+            if metadata in reads.metadata
+        )
 
 
 CALL = ("x", "ids", "weights", "out", "intermediate")
@@ -82,7 +110,6 @@ def bank_arguments(planes: Mapping[str, int]) -> dict[str, float]:
     return {name: planes.get(name, 0) for name in PLANES}
 
 
-SOURCES = ("decode_w13", "decode_w2")
 OCTET = 8
 
 
@@ -102,14 +129,6 @@ def decode(case: Case) -> tuple[Step, ...]:
         Step("decode_w2", second, grid=w2, axes=axes, dependent=case.dependent),
     )
 
-
-def decode_route(first: int, last: int) -> Route:
-    orders, metadata = frozenset({"octet32", "tile32x8"}), ("4-byte", "3-byte", "2.5-byte")
-    return Route(decode, sources=SOURCES, first=first, last=last, orders=orders, metadata=metadata)
-
-
-FUSED = "fused_decode"
-"""The option of `qpn` that runs its calls in one launch."""
 
 BARRIER = 128
 """Bytes of scratch for the barrier's word: a line of its own."""
@@ -134,18 +153,12 @@ def fused_rounds(case: Case) -> tuple[tuple[Step, ...], ...]:
     return (usual, usual, fused_with(case, 7), usual, fused_with(case, 1), usual)
 
 
-FUSED_ROUTE = Route(
-    fused,
-    sources=("decode_fused",),
-    first=1,
-    last=1,
-    orders=frozenset({"octet32"}),
-    scratch=BARRIER,
-    rounds=fused_rounds,
-)
-
 OPTIONS: Mapping[str, frozenset[str]] = {"qpn": frozenset({FUSED})}
 """Backend -> options of a policy that it honours; each has a row of its own in `STEPS`."""
 
-STEPS: Mapping[str, Route] = {"qpn": decode_route(1, 1), "grouped": decode_route(2, 8), FUSED: FUSED_ROUTE}
+STEPS: Mapping[str, Route] = {
+    "qpn": Route.of("qpn", decode),
+    "grouped": Route.of("grouped", decode),
+    FUSED: Route.of(FUSED, fused, scratch=BARRIER, rounds=fused_rounds),
+}
 """Backend, or option of one -> how it runs. A native backend without a row has no kernels yet, as admission says."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.portable.blocks import blocks_of
 from sm70_moe.kernels.portable.fma import fma32
 from sm70_moe.kernels.portable.precision import full_fp32
@@ -32,24 +33,6 @@ ROWS = 16
 
 COMBINED = 1 << 17
 """Elements that are combined at once: six FP64 temporaries of 1 MiB each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The tensors of one call, or of a chunk of its tokens: x, ids, weights, out, intermediate."""
-
-    x: torch.Tensor
-    ids: torch.Tensor
-    weights: torch.Tensor
-    out: torch.Tensor
-    intermediate: torch.Tensor | None
-
-    def chunks(self, tokens: int) -> Iterator[Call]:
-        """The call in pieces of at most `tokens` rows."""
-        for start in range(0, self.x.shape[0], tokens):
-            rows = slice(start, start + tokens)
-            export = None if self.intermediate is None else self.intermediate[rows]
-            yield Call(self.x[rows], self.ids[rows], self.weights[rows], self.out[rows], export)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +59,13 @@ def run_chunk(banks: Banks, call: Call) -> None:
     tokens, top_k = call.ids.shape
     valid = (call.ids >= 0) & (call.ids < banks.shape.experts)
     # slots that no expert visits stay uninitialised; `combine` does not read them
-    products = call.x.new_empty(tokens, top_k, banks.shape.hidden)
+    # (one row more: blocks write rows of theirs that are not live behind all others)
+    rows = call.x.new_empty(tokens * top_k + 1, banks.shape.hidden)
+    products = rows[:-1].view(tokens, top_k, banks.shape.hidden)
     if call.intermediate is not None:
         call.intermediate.zero_()
     if on_device(banks, call):
-        run_blocks(banks, call, products)
+        run_blocks(banks, call, rows)
     else:
         for visit in visits(call.ids, banks.shape.experts):
             run_expert(banks, call, visit, products)
@@ -92,17 +77,16 @@ def on_device(banks: Banks, call: Call) -> bool:
     return call.x.device.type != "cpu" and banks.w13.batched and banks.w2.batched
 
 
-def run_blocks(banks: Banks, call: Call, products: torch.Tensor) -> None:
-    """Both products of every block; nothing here waits for the device.
+def run_blocks(banks: Banks, call: Call, rows_out: torch.Tensor) -> None:
+    """Both products of every block into rows_out (M * k + 1, H); nothing here waits for the device.
 
-    Rows that are not live read zeros and write to a row of their own behind all others.
+    Rows that are not live read zeros and write to the last row.
     """
     slots, top_k = call.ids.numel(), call.ids.shape[1]
     if not slots:
         return
     blocks = blocks_of(call.ids, banks.shape.experts, ROWS)
-    aside = products.new_empty(slots + 1, products.shape[2])
-    inner = products.new_empty(slots + 1, banks.shape.intermediate)
+    inner = rows_out.new_empty(slots + 1, banks.shape.intermediate)
     for block in range(len(blocks)):
         expert, live = blocks.experts[block : block + 1], blocks.live[block]
         target = torch.where(live, blocks.slots[block], slots)
@@ -110,8 +94,7 @@ def run_blocks(banks: Banks, call: Call, products: torch.Tensor) -> None:
         both = product(rows, banks.w13.dequantise(expert).float()).to(call.x.dtype)
         activations = activate(both, banks.layout.interleaved)
         inner.index_copy_(0, target, activations)
-        aside.index_copy_(0, target, product(activations, banks.w2.dequantise(expert).float()).to(call.x.dtype))
-    products.copy_(aside[:slots].view_as(products))
+        rows_out.index_copy_(0, target, product(activations, banks.w2.dequantise(expert).float()).to(call.x.dtype))
     if call.intermediate is not None:
         valid = ((call.ids >= 0) & (call.ids < banks.shape.experts)).unsqueeze(-1)
         call.intermediate.copy_(torch.where(valid, inner[:slots].view_as(call.intermediate), 0))

@@ -6,14 +6,16 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm70_moe.decision import Finding, Reason
+from sm70_moe.decision import Finding
 from sm70_moe.facts import LayerFacts
-from sm70_moe.layout import ORDERS, BankLayout, BankShape
+from sm70_moe.kernels.capability import Capability
+from sm70_moe.kernels.declared import capability
+from sm70_moe.layout import BankLayout, BankShape
 
 if TYPE_CHECKING:
-    import torch
-
     from sm70_moe.banks.banks import Banks
+    from sm70_moe.kernels.call import Call
+    from sm70_moe.kernels.protocol import Workspace
     from sm70_moe.numbers.codes import WeightSource
 
 CHUNK_BYTES = 256 << 20
@@ -22,16 +24,17 @@ CHUNK_BYTES = 256 << 20
 COMBINE_BYTES = 16 << 20
 """Temporaries of the combination of slots: blocks of at most 1 MiB FP64, or of one row."""
 
-SLOT_BYTES = 64
+SLOT_BYTES = 96
 """Ids, sort order and index tensors of one slot."""
 
 DECODE_BYTES = 16
 """Decoding one weight takes at most this: words, codes and FP32 temporaries, FP16 and FP32 results."""
 
-WIDEST = 4
-"""Bytes of the widest activation, FP32; `scratch` is not told the dtype."""
+NARROWEST, WIDEST = 2, 4
+"""Bytes of FP16 and of FP32 activations; `workspace` is not told the dtype."""
 
-DTYPES = ("float16", "bfloat16", "float32")
+BLOCK_ROW_BYTES = 64
+"""One row of a block: its slot's number, place, token and expert as INT64, and what they are made from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +47,29 @@ class LegacyBackend:
     chunk_bytes: int = CHUNK_BYTES
     name: str = "legacy"
     native: bool = False
-    orders: Set[str] = frozenset(ORDERS)
     options: Set[str] = frozenset()
 
-    def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
-        """The dtype of the activations, where the engine gave it; a call's own dtype is checked again."""
-        if facts.activations is None:
-            return ()
-        if facts.activations in DTYPES:
-            return (Finding.passed("activation dtype", facts.activations),)
-        accepted = ", ".join(DTYPES)
-        return (Finding.failed("activation dtype", Reason.ACTIVATION_DTYPE, accepted, facts.activations),)
+    def can(self, architecture: str | None) -> Capability | None:
+        """The same everywhere."""
+        return capability(self.name)
 
-    def scratch(self, shape: BankShape, top_k: int, tokens: int) -> int:
-        """Bytes that one call takes at most beyond its arguments; bounded whatever `tokens` is."""
-        token = slot_bytes(shape, top_k, WIDEST)
-        slots = min(tokens * token, max(self.chunk_bytes, token))
+    def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
+        """Nothing beyond what it can."""
+        return ()
+
+    def workspace(self, shape: BankShape, top_k: int, tokens: int) -> int:
+        """Bytes that one call takes at most beyond its arguments, with an export or without; bounded
+        whatever `tokens` is."""
+        if not tokens:
+            return 0
+        rows = min(tokens, self.chunk(shape, top_k, NARROWEST))
+        held = max(
+            min(tokens, self.chunk(shape, top_k, element)) * slot_bytes(shape, top_k, element)
+            for element in (NARROWEST, WIDEST)
+        )
         largest = 2 * shape.hidden * shape.intermediate
         combined = max(COMBINE_BYTES, 16 * 8 * shape.hidden)
-        return slots + largest * DECODE_BYTES + combined if tokens else 0
+        return held + block_bytes(rows * top_k, shape.experts) + largest * DECODE_BYTES + combined
 
     def chunk(self, shape: BankShape, top_k: int, element: int) -> int:
         """Tokens that are run at once, at least one; `element` counts bytes of x's dtype."""
@@ -74,15 +81,7 @@ class LegacyBackend:
 
         return prepare(source, layout, shape, device)
 
-    def run(
-        self,
-        banks: Banks,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor,
-        intermediate: torch.Tensor | None = None,
-    ) -> None:
+    def run(self, banks: Banks, call: Call, space: Workspace | None = None) -> None:
         """Write the layer's output; see `Backend.run`.
 
         Same arguments and number of threads give the same bits, and a row's bits do not depend on
@@ -90,15 +89,18 @@ class LegacyBackend:
         device that does not fit, and an output that overlaps another argument or the weights.
         """
         from sm70_moe.kernels.arguments import check_call
-        from sm70_moe.kernels.portable.experts import Call, run_experts
+        from sm70_moe.kernels.portable.experts import run_experts
 
-        outputs = {"out": out} if intermediate is None else {"out": out, "intermediate": intermediate}
         banks.require_complete()
-        check_call(banks, {"x": x, "ids": ids, "weights": weights}, outputs)
-        chunk = self.chunk(banks.shape, ids.shape[1], x.element_size())
-        run_experts(banks, Call(x, ids, weights, out, intermediate), chunk)
+        check_call(banks, call)
+        run_experts(banks, call, self.chunk(banks.shape, call.ids.shape[1], call.x.element_size()))
 
 
 def slot_bytes(shape: BankShape, top_k: int, element: int) -> int:
-    """Bytes that one token's slots take: outputs, activations and indices."""
-    return top_k * ((shape.hidden + shape.intermediate) * element + SLOT_BYTES)
+    """Bytes that one token's slots take: outputs, activations (twice where they are exported) and indices."""
+    return top_k * ((shape.hidden + 2 * shape.intermediate) * element + SLOT_BYTES)
+
+
+def block_bytes(slots: int, experts: int) -> int:
+    """Numbers of the slots of each block, which a device is asked for with their temporaries."""
+    return min(slots, slots // 16 + experts) * 16 * BLOCK_ROW_BYTES

@@ -16,6 +16,8 @@ from sm70_moe.kernels.build import build_id
 from sm70_moe.kernels.build.geometry import Geometry, shipped_geometries
 from sm70_moe.kernels.build.images import RECORD, Cubins
 from sm70_moe.kernels.build.versions import Scope, Version
+from sm70_moe.kernels.capability import Span
+from sm70_moe.kernels.declared import decode
 from sm70_moe.kernels.native.steps import Case, Route
 from sm70_moe.machine.installed import installed_build
 
@@ -228,7 +230,10 @@ def test_backends_have_the_architectures_of_their_sources(folder: Path, monkeypa
     def steps(case: Case) -> tuple:
         return ()
 
-    routes = {"qpn": Route(steps, ("qpn",), 1, 1), "grouped": Route(steps, ("qpn", "gone"), 2, 8)}
+    routes = {
+        "qpn": Route(steps, decode(Span(1, 1)), ("qpn",)),
+        "grouped": Route(steps, decode(Span(2, 8)), ("qpn", "gone")),
+    }
     monkeypatch.setattr("sm70_moe.kernels.native.steps.STEPS", routes)
     build = installed_build(folder)
     assert build is not None

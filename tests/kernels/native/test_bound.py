@@ -19,6 +19,9 @@ from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import load_manifests
 from sm70_moe.kernels.build.versions import Scope, versions
+from sm70_moe.kernels.call import Call
+from sm70_moe.kernels.capability import Span
+from sm70_moe.kernels.declared import decode
 from sm70_moe.kernels.native import bound as module
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.launch import Launcher, Step
@@ -48,7 +51,7 @@ def steps(case: Case) -> tuple[Step, ...]:
     return Step("fake", "w13", grid=grid), Step("fake", "w2", grid=grid, dependent=case.dependent)
 
 
-ROUTE = Route(steps, ("fake",), 1, 8, scratch=512)
+ROUTE = Route(steps, decode(Span(1, 8)), ("fake",), scratch=512)
 
 
 @pytest.fixture
@@ -67,7 +70,6 @@ def backend(tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "current_stream", lambda device: lambda: STREAM)
     made = NativeBackend("grouped")
     made._state.launchers["cpu"] = launcher
-    made._state.manifests = manifests
     return made
 
 
@@ -87,7 +89,7 @@ def test_what_is_launched(backend: NativeBackend, driver: FakeDriver) -> None:
     """Addresses of the call and of the banks, sizes, torch's stream; planes that are not there are null."""
     banks, given = banks_of(), call(3)
     intermediate = torch.empty(3, TOP_K, INNER, dtype=torch.float16)
-    backend.run(banks, **given, intermediate=intermediate)
+    backend.run(banks, Call(**given, intermediate=intermediate))
     w13, w2 = driver.launched
     at = {name: tensor.data_ptr() for name, tensor in given.items()}
     words, metadata = (banks.w13.planes[name].data_ptr() for name in ("words", "metadata"))
@@ -107,7 +109,7 @@ def test_calls_follow_their_own_tensors(backend: NativeBackend, driver: FakeDriv
     banks = banks_of()
     calls = [call(1), call(2), call(1)]
     for given in calls:
-        backend.run(banks, **given)
+        backend.run(banks, Call(**given))
     firsts: list[Launched] = [launched for launched in driver.launched if launched.kernel == "w13"]
     assert [launched.arguments[0] for launched in firsts] == [given["x"].data_ptr() for given in calls]
     assert [launched.arguments[6] for launched in firsts] == [1, 2, 1]
@@ -127,7 +129,7 @@ def test_ready_before_the_first_call(backend: NativeBackend, driver: FakeDriver,
     monkeypatch.setattr(Launcher, "program", refuse)
     given = call(8)
     monkeypatch.setattr(torch, "empty", refuse)
-    backend.run(banks, **given)
+    backend.run(banks, Call(**given))
     assert len(driver.launched) == 2
 
 
@@ -135,7 +137,7 @@ def test_two_layers_share_kernels_and_nothing_else(backend: NativeBackend, drive
     """Each has its own banks and its own scratch."""
     layers = [banks_of(), banks_of(metadata=Metadata.THREE_BYTE)]
     for banks in layers:
-        backend.run(banks, **call(1))
+        backend.run(banks, Call(**call(1)))
     firsts = [launched.arguments for launched in driver.launched if launched.kernel == "w13"]
     assert [arguments[2] for arguments in firsts] == [banks.w13.planes["words"].data_ptr() for banks in layers]
     assert firsts[0][5] != firsts[1][5]
@@ -145,7 +147,7 @@ def test_two_layers_share_kernels_and_nothing_else(backend: NativeBackend, drive
 def test_a_layer_that_is_gone_is_let_go(backend: NativeBackend) -> None:
     """The backend keeps no bank alive."""
     banks = banks_of()
-    backend.run(banks, **call(1))
+    backend.run(banks, Call(**call(1)))
     assert len(backend._state.bound) == 1
     del banks
     gc.collect()
@@ -155,9 +157,9 @@ def test_a_layer_that_is_gone_is_let_go(backend: NativeBackend) -> None:
 def test_more_slots_than_expected(backend: NativeBackend, driver: FakeDriver) -> None:
     """Scratch grows, and the programs that were made before use the new one."""
     banks = banks_of()
-    backend.run(banks, **call(1))
-    backend.run(banks, **call(8, 20))
-    backend.run(banks, **call(1))
+    backend.run(banks, Call(**call(1)))
+    backend.run(banks, Call(**call(8, 20)))
+    backend.run(banks, Call(**call(1)))
     inner = [launched.arguments[5] for launched in driver.launched if launched.kernel == "w13"]
     assert inner[1] == inner[2]
 
@@ -167,7 +169,7 @@ def test_threads_do_not_mix_arguments(backend: NativeBackend, driver: FakeDriver
     banks = banks_of()
     backend.ready(banks, TOP_K)
     calls = [call(1) for _ in range(32)]
-    threads = [threading.Thread(target=lambda given=given: backend.run(banks, **given)) for given in calls]
+    threads = [threading.Thread(target=lambda given=given: backend.run(banks, Call(**given))) for given in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -204,7 +206,7 @@ def test_calls_that_are_refused(backend: NativeBackend, driver: FakeDriver, faul
     """Each by name, and before anything is launched."""
     named, change = FAULTS[fault]
     with pytest.raises(BackendError, match=named):
-        backend.run(banks_of(), **change(call(2)))
+        backend.run(banks_of(), Call(**change(call(2))))
     assert driver.launched == []
 
 
@@ -216,7 +218,7 @@ def test_output_over_another_input(backend: NativeBackend, name: str) -> None:
     given["out"] = room.view(2, HIDDEN)
     given[name] = room.view(given[name].dtype)[: 2 * TOP_K].view(2, TOP_K)
     with pytest.raises(BackendError, match=f"overlaps {name}"):
-        backend.run(banks_of(), **given)
+        backend.run(banks_of(), Call(**given))
 
 
 def test_output_in_a_bank(backend: NativeBackend) -> None:
@@ -226,22 +228,22 @@ def test_output_in_a_bank(backend: NativeBackend) -> None:
     assert isinstance(words, torch.Tensor)
     given["out"] = words.view(torch.float16).flatten()[:HIDDEN].view(1, HIDDEN)
     with pytest.raises(BackendError, match="overlaps the weights"):
-        backend.run(banks, **given)
+        backend.run(banks, Call(**given))
 
 
 def test_banks_that_are_not_complete(backend: NativeBackend) -> None:
     """The missing expert is named, also after the layer has run."""
     banks = banks_of()
-    backend.run(banks, **call(1))
+    backend.run(banks, Call(**call(1)))
     banks.filled.discard(2)
     with pytest.raises(BackendError, match="experts 2"):
-        backend.run(banks, **call(1))
+        backend.run(banks, Call(**call(1)))
 
 
 def test_banks_of_single_experts(backend: NativeBackend) -> None:
     """The kernels read one tensor a plane."""
     with pytest.raises(BackendError, match="per-expert"):
-        backend.run(banks_of(batched=False), **call(1))
+        backend.run(banks_of(batched=False), Call(**call(1)))
 
 
 def test_sizes_that_no_kernel_takes(backend: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,19 +258,19 @@ def test_sizes_that_no_kernel_takes(backend: NativeBackend, monkeypatch: pytest.
 def test_scratch_that_is_announced(backend: NativeBackend) -> None:
     """Activations of the call, and what the kernels keep."""
     shape = BankShape(EXPERTS, HIDDEN, INNER)
-    assert [backend.scratch(shape, TOP_K, tokens) for tokens in (0, 1, 8)] == [0, 640, 1536]
+    assert [backend.workspace(shape, TOP_K, tokens) for tokens in (0, 1, 8)] == [0, 640, 1536]
 
 
 def test_a_refused_launch(backend: NativeBackend, driver: FakeDriver) -> None:
     """It is the call's own error, with the driver's words."""
     driver.refuses = "CUDA_ERROR_INVALID_VALUE: invalid argument"
     with pytest.raises(LaunchRefused, match="invalid argument"):
-        backend.run(banks_of(), **call(1))
+        backend.run(banks_of(), Call(**call(1)))
 
 
 def test_banks_of_a_real_layer(backend: NativeBackend, driver: FakeDriver) -> None:
     """Banks that were prepared as usual are taken as they are."""
     layer = SyntheticLayer(hidden=HIDDEN, intermediate=INNER, experts=EXPERTS, group=32)
     banks = backend.prepare(layer, LAYOUT, BankShape(EXPERTS, HIDDEN, INNER), "cpu")
-    backend.run(banks, **call(1))
+    backend.run(banks, Call(**call(1)))
     assert len(driver.launched) == 2

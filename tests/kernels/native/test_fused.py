@@ -16,11 +16,12 @@ from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import load_manifests
 from sm70_moe.kernels.build.versions import Scope, versions
+from sm70_moe.kernels.declared import FUSED
 from sm70_moe.kernels.native.answers import Known
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.launch import Launcher, Step
 from sm70_moe.kernels.native.residency import Residency
-from sm70_moe.kernels.native.steps import BARRIER, FUSED, STEPS, Case, fused, fused_rounds, fused_with
+from sm70_moe.kernels.native.steps import BARRIER, STEPS, Case, fused, fused_rounds, fused_with
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.testing.driver import FakeDriver, Launched
 
@@ -208,6 +209,6 @@ def test_scratch_counts_the_barrier() -> None:
     """Beside the activations, and only where it is used."""
     shape = BankShape(512, 2560, 160)
     plain, other = NativeBackend("qpn"), NativeBackend("qpn", fused=True)
-    assert plain.scratch(shape, 10, 1) == 10 * 160 * 2
-    assert other.scratch(shape, 10, 1) == 10 * 160 * 2 + BARRIER
-    assert other.scratch(shape, 10, 0) == 0
+    assert plain.workspace(shape, 10, 1) == 10 * 160 * 2
+    assert other.workspace(shape, 10, 1) == 10 * 160 * 2 + BARRIER
+    assert other.workspace(shape, 10, 0) == 0

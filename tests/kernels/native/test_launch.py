@@ -163,7 +163,7 @@ def test_one_name_has_one_kind(launcher: Launcher, tmp_path: Path) -> None:
     steps = [SECOND, Step("two", "first", grid=(1,), values={"tokens": 1, "scale": 1, "bytes": 1, "out": 1, "x": 1})]
     text = MANIFEST.replace('["out", "tokens:i32"]', '["tokens", "out"]')
     (tmp_path / "two.toml").write_text(text)
-    other = Launcher(launcher.cubins, load_manifests(tmp_path), 1, launcher.driver)
+    other = Launcher(launcher.images, load_manifests(tmp_path), 1, launcher.driver)
     with pytest.raises(BackendError, match="tokens"):
         other.program([SECOND, replace(steps[1], values={"scale": 1, "bytes": 1, "x": 1})], varying=("tokens", "out"))
 

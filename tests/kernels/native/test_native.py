@@ -22,7 +22,7 @@ def test_declared() -> None:
 @pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, 3200), (8, 25600), (128, 409600)])
 def test_scratch_is_the_intermediate(tokens: int, expected: int) -> None:
     """M x 10 x 160 FP16 numbers for the first contract."""
-    assert NativeBackend("grouped").scratch(CONTRACT, 10, tokens) == expected
+    assert NativeBackend("grouped").workspace(CONTRACT, 10, tokens) == expected
 
 
 def test_run_without_a_build() -> None:

@@ -16,6 +16,9 @@ from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import load_manifests
 from sm70_moe.kernels.build.versions import Scope, versions
+from sm70_moe.kernels.call import Call
+from sm70_moe.kernels.capability import Span
+from sm70_moe.kernels.declared import DECODE, decode
 from sm70_moe.kernels.native.answers import Known
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.launch import Launcher, Step
@@ -79,7 +82,7 @@ def computed(known: Known, geometry: Geometry) -> tuple[np.ndarray, np.ndarray]:
     x, ids, weights = (torch.from_numpy(array) for array in (known.x, known.ids, known.weights))
     out = torch.empty(x.shape, dtype=torch.float16)
     inner = torch.empty((*ids.shape, geometry.intermediate), dtype=torch.float16)
-    LegacyBackend().run(banks_of(known, geometry, layout), x, ids, weights, out, inner)
+    LegacyBackend().run(banks_of(known, geometry, layout), Call(x, ids, weights, out, inner))
     return out.numpy(), inner.numpy()
 
 
@@ -134,7 +137,9 @@ def steps(case: Case) -> tuple[Step, ...]:
     return (Step("fake", "all", grid=(1,), dependent=case.dependent),)
 
 
-ROUTE = Route(steps, ("fake",), 2, 8, groups=(32, 128), metadata=("4-byte",))
+TILES = frozenset({"tile32x8"})
+READS = replace(DECODE, groups=frozenset({32, 128}), metadata=frozenset({Metadata.FOUR_BYTE}), orders=TILES)
+ROUTE = Route(steps, decode(Span(2, 8), READS), ("fake",))
 
 
 def launcher_of(folder: Path, driver: FakeDriver, *geometries: Geometry, runtime: str = "true") -> Launcher:
@@ -198,7 +203,7 @@ def backend(launcher: Launcher, monkeypatch: pytest.MonkeyPatch, route: Route = 
     return made
 
 
-ONLY_FITS = replace(ROUTE, groups=(32,))
+ONLY_FITS = replace(ROUTE, runs=decode(Span(2, 8), replace(READS, groups=frozenset({32}))))
 
 
 def test_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

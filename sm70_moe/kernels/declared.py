@@ -1,0 +1,86 @@
+"""What the built-in backends run: the one home of their token ranges, layouts, dtypes and sizes.
+
+The native steps and the portable backend are made from it, policies are held against it. Sizes stand
+in the kernels' manifests, since they follow from the sources, and are read from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from math import lcm
+from types import MappingProxyType
+
+from sm70_moe.kernels.capability import Capability, Reads, Span
+from sm70_moe.layout import ORDERS, Metadata
+
+BUILT_IN = frozenset({"grouped", "indexed", "legacy", "qpn"})
+"""Names of the backends that come with the package."""
+
+FUSED = "fused_decode"
+"""The option of `qpn` that runs its calls in one launch."""
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+DECODE = Reads(
+    orders=frozenset({"octet32", "tile32x8"}),
+    groups=frozenset({32, 64, 128}),
+    interleaved=frozenset({True}),
+    batched=frozenset({True}),
+)
+"""The decode kernels take gate c and up c from one octet of columns, and find an expert by its number."""
+
+HALF = frozenset({"float16"})
+
+FUSED_METADATA = frozenset({Metadata.FOUR_BYTE, Metadata.THREE_BYTE})
+"""What the fused kernel has versions for."""
+
+ALIGNMENT = 16
+"""Bytes: kernels load activations and store outputs 16 bytes at a time (CONTRACT 4)."""
+
+
+def decode(tokens: Span, reads: Reads = DECODE) -> Capability:
+    """What a decode kernel asks of a call."""
+    return Capability(tokens, reads, HALF, contiguous=True, alignment=ALIGNMENT)
+
+
+_TOKENS: Mapping[str, Capability] = MappingProxyType(
+    {
+        "legacy": Capability(Span(1), Reads(frozenset(ORDERS)), frozenset(DTYPES)),
+        "qpn": decode(Span(1, 1)),
+        "grouped": decode(Span(2, 8)),
+        FUSED: decode(Span(1, 1), replace(DECODE, orders=frozenset({"octet32"}), metadata=FUSED_METADATA)),
+    }
+)
+"""Without sizes. A built-in backend that is left out has no kernels yet."""
+
+SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"qpn": ("decode_w13", "decode_w2"), "grouped": ("decode_w13", "decode_w2"), FUSED: ("decode_fused",)}
+)
+"""The CUDA sources of a native backend, or of an option of one: all must be there."""
+
+
+def declared(name: str) -> Capability | None:
+    """What a built-in backend, or an option of one, runs, sizes left out; None if it has no kernels."""
+    return _TOKENS.get(name)
+
+
+@cache
+def capability(name: str) -> Capability | None:
+    """The same with the sizes that the manifests of its sources accept."""
+    found = declared(name)
+    if found is None or name not in SOURCES:
+        return found
+    from sm70_moe.kernels.build import SOURCES as FOLDER
+    from sm70_moe.kernels.build.manifest import load_manifest
+
+    manifests = [load_manifest(FOLDER / f"{source}.toml") for source in SOURCES[name]]
+    multiples: dict[str, int] = {}
+    most: dict[str, int] = {}
+    for manifest in manifests:
+        for size, unit in manifest.divides.items():
+            multiples[size] = lcm(unit, multiples.get(size, 1))
+        for size, limit in manifest.most.items():
+            most[size] = min(limit, most.get(size, limit))
+    return replace(found, multiples=MappingProxyType(multiples), most=MappingProxyType(most))

@@ -116,8 +116,6 @@ class Capability:
         x, out = call.x, call.out
         if call.x.shape[0] not in self.tokens or x.dtype not in self.dtypes:
             return False
-        if call.ids.dtype != "int32" or call.weights.dtype != "float32":
-            return False
         if x.alignment < self.alignment or (out is not None and out.alignment < self.alignment):
             return False
         given = (x, call.ids, call.weights) if out is None else (x, call.ids, call.weights, out)

@@ -13,6 +13,7 @@ import pytest
 from sm70_moe.admission.admit import Admission, admit, resident_tokens
 from sm70_moe.decision import Finding, Outcome, Reason, Status
 from sm70_moe.facts import LayerFacts
+from sm70_moe.kernels.capability import Capability, Reads, Span
 from sm70_moe.kernels.protocol import Broken
 from sm70_moe.layout import Metadata
 from sm70_moe.machine.build import Build
@@ -221,10 +222,13 @@ class Objector:
             raise ZeroDivisionError("no lanes")
         return self.answer
 
-    def scratch(self, *_: object) -> int:
+    def can(self, architecture: str | None) -> Capability:
+        return Capability(Span(1), Reads(self.orders), frozenset({"float16"}))
+
+    def workspace(self, *_: object) -> int:
         return 0
 
-    prepare = run = scratch
+    prepare = run = workspace
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from sm70_moe.errors import BackendError
 from sm70_moe.evidence.bounds import judge
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Inputs, Trial
-from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.portable.legacy import CHUNK_BYTES, LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
@@ -40,7 +39,7 @@ def run(banks: Banks, given: Inputs, backend: LegacyBackend | None = None, expor
 
 def tokens_at_once(count: int) -> LegacyBackend:
     """A backend whose chunks have this many FP16 tokens of LAYER with three slots."""
-    return LegacyBackend(chunk_bytes=count * 3 * ((64 + 96) * 2 + 64))
+    return LegacyBackend(chunk_bytes=count * 3 * ((64 + 2 * 96) * 2 + 96))
 
 
 # ---- against the reference ---------------------------------------------------------------------
@@ -270,7 +269,7 @@ def test_scratch_is_bounded() -> None:
     assert backend.workspace(shape, 10, 0) == 0
     assert backend.workspace(shape, 10, 1) < backend.workspace(shape, 10, 128)
     assert backend.workspace(shape, 10, 8192) == backend.workspace(shape, 10, 10**6)
-    assert CHUNK_BYTES < backend.workspace(shape, 10, 8192) < CHUNK_BYTES + (32 << 20)
+    assert CHUNK_BYTES < backend.workspace(shape, 10, 8192) < CHUNK_BYTES + (64 << 20)
 
 
 def test_a_token_larger_than_a_chunk_is_run_alone() -> None:
@@ -286,14 +285,17 @@ def test_a_token_larger_than_a_chunk_is_run_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "status", "reason"),
+    ("dtype", "status", "reason"),
     [("float16", Status.PASS, None), ("float64", Status.FAIL, Reason.ACTIVATION_DTYPE)],
 )
-def test_check_looks_at_the_dtype(facts: str, status: Status, reason: Reason | None) -> None:
-    """A dtype that no call could have is refused early; other facts are the contract's matter."""
-    (finding,) = LegacyBackend().check(LayerFacts(layer="a", activations=facts))
+def test_a_dtype_that_no_call_could_have(dtype: str, status: Status, reason: Reason | None) -> None:
+    """It is refused early; one that nobody gave is the contract's matter."""
+    ability = LegacyBackend().can("cpu")
+    assert ability is not None
+    finding = ability.dtype_finding(dtype)
+    assert finding is not None
     assert (finding.status, finding.reason) == (status, reason)
-    assert LegacyBackend().check(LayerFacts(layer="a")) == ()
+    assert ability.dtype_finding(None) is None
 
 
 def test_incomplete_banks_are_refused() -> None:

@@ -49,7 +49,9 @@ def test_built_in_backends() -> None:
         assert isinstance(backend, Backend)
         assert backend.name == name
         assert backend.native is (name != "legacy")
-        assert backend.orders == {"tile32x8", "octet32"}
+    readable = {name: ability.reads.orders for name, one in found.items() if (ability := one.can("sm_70"))}
+    assert readable == {key: {"tile32x8", "octet32"} for key in ("legacy", "qpn", "grouped")}
+    assert {name for name, one in found.items() if one.can("cpu")} == {"legacy"}
 
 
 def test_module_function_reads_the_installed_ones() -> None:
@@ -111,7 +113,7 @@ def test_raising_constructor_and_property() -> None:
 
     class Raises(LegacyBackend):
         @property
-        def orders(self) -> None:  # type: ignore[override]  # wrong on purpose
+        def options(self) -> None:  # type: ignore[override]  # wrong on purpose
             raise OSError("no driver")
 
     assert "path" in broken(Point("bad", NeedsArgument)).error
@@ -137,7 +139,7 @@ def test_missing_member_is_named(member: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("member", "value"), [("native", 1), ("orders", "tile32x8"), ("name", None), ("run", None), ("options", [])]
+    ("member", "value"), [("native", 1), ("can", "tile32x8"), ("name", None), ("run", None), ("options", [])]
 )
 def test_member_of_another_kind_is_named(member: str, value: object) -> None:
     """A member of the wrong kind is named: a string is no set of orders, 1 is no bool."""

@@ -106,7 +106,7 @@ def test_unsupported_layer_has_no_route() -> None:
 def test_every_count_has_a_last_resort(tokens: int) -> None:
     """Whatever the call looks like, the last reachable route takes it."""
     reachable = MADE.reachable(tokens)
-    assert reachable[-1].unconditional
+    assert reachable[-1].route.unconditional
     odd = CallFacts(
         TensorFacts("float32", (tokens, 2560), (1, tokens), 4, False),
         TensorFacts.packed("int32", tokens, 10),

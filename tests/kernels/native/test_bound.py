@@ -15,7 +15,6 @@ from sm70_moe.banks.banks import Banks, allocate
 from sm70_moe.decision import Reason
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.synthetic import SyntheticLayer
-from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import load_manifests
 from sm70_moe.kernels.build.versions import Scope, versions
@@ -28,6 +27,7 @@ from sm70_moe.kernels.native.launch import Launcher, Step
 from sm70_moe.kernels.native.refusal import LaunchRefused
 from sm70_moe.kernels.native.steps import Case, Route
 from sm70_moe.layout import BankLayout, BankShape, Metadata
+from sm70_moe.runtime.arena import Arena
 from sm70_moe.testing.driver import FakeDriver, Launched
 
 MANIFEST = """
@@ -79,6 +79,13 @@ def banks_of(**changes: Any) -> Banks:
     return banks
 
 
+def arena() -> Arena:
+    """Working memory for 8 tokens of the layer."""
+    made = Arena("cpu")
+    made.reserve(8 * TOP_K * INNER * 2)
+    return made
+
+
 def call(tokens: int, top_k: int = TOP_K) -> dict[str, torch.Tensor]:
     x = torch.ones(tokens, HIDDEN, dtype=torch.float16)
     ids = torch.zeros(tokens, top_k, dtype=torch.int32)
@@ -105,11 +112,11 @@ def test_what_is_launched(backend: NativeBackend, driver: FakeDriver) -> None:
 
 
 def test_calls_follow_their_own_tensors(backend: NativeBackend, driver: FakeDriver) -> None:
-    """Programs are kept by shape, addresses are not; without an export the layer's own scratch is used."""
-    banks = banks_of()
+    """Programs are kept by shape, addresses are not; without an export the device's workspace is used."""
+    banks, space = banks_of(), arena()
     calls = [call(1), call(2), call(1)]
     for given in calls:
-        backend.run(banks, Call(**given))
+        backend.run(banks, Call(**given), space)
     firsts: list[Launched] = [launched for launched in driver.launched if launched.kernel == "w13"]
     assert [launched.arguments[0] for launched in firsts] == [given["x"].data_ptr() for given in calls]
     assert [launched.arguments[6] for launched in firsts] == [1, 2, 1]
@@ -127,20 +134,20 @@ def test_ready_before_the_first_call(backend: NativeBackend, driver: FakeDriver,
         raise AssertionError("planned or allocated during a call")
 
     monkeypatch.setattr(Launcher, "program", refuse)
-    given = call(8)
+    given, space = call(8), arena()
     monkeypatch.setattr(torch, "empty", refuse)
-    backend.run(banks, Call(**given))
+    backend.run(banks, Call(**given), space)
     assert len(driver.launched) == 2
 
 
-def test_two_layers_share_kernels_and_nothing_else(backend: NativeBackend, driver: FakeDriver) -> None:
-    """Each has its own banks and its own scratch."""
-    layers = [banks_of(), banks_of(metadata=Metadata.THREE_BYTE)]
+def test_two_layers_share_kernels_and_workspace(backend: NativeBackend, driver: FakeDriver) -> None:
+    """Each has its own banks; both write to the memory that the device lends."""
+    layers, space = [banks_of(), banks_of(metadata=Metadata.THREE_BYTE)], arena()
     for banks in layers:
-        backend.run(banks, Call(**call(1)))
+        backend.run(banks, Call(**call(1)), space)
     firsts = [launched.arguments for launched in driver.launched if launched.kernel == "w13"]
     assert [arguments[2] for arguments in firsts] == [banks.w13.planes["words"].data_ptr() for banks in layers]
-    assert firsts[0][5] != firsts[1][5]
+    assert firsts[0][5] == firsts[1][5] == space.lend(1).data_ptr()
     assert len(driver.loaded) == 2
 
 
@@ -154,14 +161,14 @@ def test_a_layer_that_is_gone_is_let_go(backend: NativeBackend) -> None:
     assert len(backend._state.bound) == 0
 
 
-def test_more_slots_than_expected(backend: NativeBackend, driver: FakeDriver) -> None:
-    """Scratch grows, and the programs that were made before use the new one."""
-    banks = banks_of()
-    backend.run(banks, Call(**call(1)))
-    backend.run(banks, Call(**call(8, 20)))
-    backend.run(banks, Call(**call(1)))
+def test_a_call_beyond_the_workspace(backend: NativeBackend, driver: FakeDriver) -> None:
+    """It gets memory of its own, and the workspace stays as it is."""
+    banks, space = banks_of(), arena()
+    for given in (call(1), call(8, 200), call(1)):
+        backend.run(banks, Call(**given), space)
     inner = [launched.arguments[5] for launched in driver.launched if launched.kernel == "w13"]
-    assert inner[1] == inner[2]
+    assert inner[0] == inner[2] == space.lend(1).data_ptr()
+    assert inner[1] != inner[0]
 
 
 def test_threads_do_not_mix_arguments(backend: NativeBackend, driver: FakeDriver) -> None:
@@ -246,13 +253,18 @@ def test_banks_of_single_experts(backend: NativeBackend) -> None:
         backend.run(banks_of(batched=False), Call(**call(1)))
 
 
-def test_sizes_that_no_kernel_takes(backend: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are a finding at admission, each with its own reason."""
-    facts = LayerFacts(layer="a", hidden=96, intermediate=64, tensor_parallel=2)
-    findings = backend.check(facts)
-    assert [(f.reason, f.expected, f.observed) for f in findings] == [(Reason.HIDDEN, "a multiple of 64", 96)]
-    assert backend.check(replace(facts, hidden=128)) == ()
-    assert backend.check(LayerFacts(layer="a")) == ()
+def test_sizes_that_no_kernel_takes() -> None:
+    """They are a finding at admission, each with its own reason and number."""
+    ability = NativeBackend("grouped").can("sm_70")
+    assert ability is not None
+    wrong = {"hidden": 16416, "intermediate": 96 + 8, "experts": 3, "top_k": 17}
+    found = [(f.reason, f.expected, f.observed) for f in ability.size_findings(wrong)]
+    assert found == [
+        (Reason.INTERMEDIATE, "a multiple of 32", 104),
+        (Reason.HIDDEN, "at most 16384", 16416),
+        (Reason.TOP_K, "at most 16", 17),
+    ]
+    assert list(ability.size_findings({"hidden": 128, "intermediate": None})) == []
 
 
 def test_scratch_that_is_announced(backend: NativeBackend) -> None:

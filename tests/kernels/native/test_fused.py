@@ -78,8 +78,9 @@ def test_versions_are_few() -> None:
     """No version for any geometry, one order, no 2.5-byte metadata: half of what two launches have."""
     found = versions([MANIFESTS["decode_fused"]], Scope(("sm_70", "sm_90"), (FIRST, SMALL)))
     assert len(found) == 2 * 2 * 2
-    assert {dict(version.axes)["metadata"] for version in found} == set(STEPS[FUSED].metadata) == {"4-byte", "3-byte"}
-    assert STEPS[FUSED].orders == {"octet32"}
+    assert {dict(version.axes)["metadata"] for version in found} == set(STEPS[FUSED].runs.reads.metadata)
+    assert STEPS[FUSED].runs.reads.metadata == {"4-byte", "3-byte"}
+    assert STEPS[FUSED].runs.reads.orders == {"octet32"}
 
 
 @pytest.mark.parametrize(

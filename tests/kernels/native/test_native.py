@@ -15,7 +15,12 @@ CONTRACT = BankShape(experts=512, hidden=2560, intermediate=160)
 def test_declared() -> None:
     """A native backend can be asked everything that admission needs."""
     backend = NativeBackend("qpn")
-    assert (backend.name, backend.native, backend.orders) == ("qpn", True, {"tile32x8", "octet32"})
+    assert (backend.name, backend.native) == ("qpn", True)
+    ability = backend.can("sm_70")
+    assert ability is not None
+    assert ability.reads.orders == {"tile32x8", "octet32"}
+    assert (ability.multiples, ability.most) == ({"hidden": 32, "intermediate": 32}, {"hidden": 16384, "top_k": 16})
+    assert backend.can("cpu") is None
     assert backend.check(LayerFacts(layer="a")) == ()
 
 
@@ -29,4 +34,4 @@ def test_run_without_a_build() -> None:
     """Running is refused by name."""
     nothing: Any = None
     with pytest.raises(BackendError, match="indexed"):
-        NativeBackend("indexed").run(nothing, nothing, nothing, nothing, nothing)
+        NativeBackend("indexed").run(nothing, nothing)

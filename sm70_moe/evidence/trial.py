@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from sm70_moe.decision import Plain
-from sm70_moe.evidence.bounds import judge, judge_w13
 from sm70_moe.kernels.call import Call
 from sm70_moe.reference.arithmetic import Reference
+from sm70_moe.reference.bounds import judge, judge_w13
 from sm70_moe.reference.rounding import widen
 
 Runs = Callable[[Call], None]

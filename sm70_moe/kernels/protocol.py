@@ -87,6 +87,14 @@ class Readied(Protocol):
         """Everything that a first call would load or allocate, which a graph could not capture."""
 
 
+@runtime_checkable
+class Versioned(Protocol):
+    """A backend that launches other kernels for other numbers of tokens."""
+
+    def version(self, banks: Banks, top_k: int, tokens: int) -> object:
+        """Equal for calls that launch the same kernels: a proof tries each once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Broken:
     """A plug-in that does not load; `error` is the text of what it raised."""

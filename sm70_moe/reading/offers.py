@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from sm70_moe.numbers.codes import WeightSource
+from sm70_moe.numbers.codes import Codes, ExpertCodes, WeightSource
 from sm70_moe.numbers.rows import ExpertRows
 
 
@@ -22,6 +22,14 @@ class BatchSource(Protocol):
 
     def read_batch(self, experts: range, group: int) -> ExpertRows:
         """What `read_rows` gives for each of these experts, first dimension."""
+
+
+@runtime_checkable
+class ColumnSource(Protocol):
+    """Gives some columns of an expert without reading the others: what a proof compares with."""
+
+    def read_columns(self, expert: int, group: int, inner: range, outer: range) -> ExpertCodes:
+        """What `read` gives, of the columns `inner` of gate and up and `outer` of down; multiples of 8."""
 
 
 @runtime_checkable
@@ -79,3 +87,16 @@ def release(source: WeightSource) -> None:
     """Tell a source that the banks are complete."""
     if isinstance(source, Releasable):
         source.release()
+
+
+def read_columns(source: WeightSource, expert: int, group: int, inner: range, outer: range) -> ExpertCodes:
+    """`ColumnSource.read_columns`, of a source without it too."""
+    if isinstance(source, ColumnSource):
+        return source.read_columns(expert, group, inner, outer)
+
+    def cut(codes: Codes, columns: range) -> Codes:
+        part = slice(columns.start, columns.stop)
+        return Codes(codes.codes[:, part], codes.zeros[:, part], codes.scales[:, part])
+
+    whole = source.read(expert, group)
+    return ExpertCodes(cut(whole.gate, inner), cut(whole.up, inner), cut(whole.down, outer))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -84,6 +84,14 @@ class CheckpointSource:
         with opened(self._reader.headers) as files:
             return ExpertRows(*(self._reader.batch(files, numbers, part, group) for part in self._parts))
 
+    def read_columns(self, expert: int, group: int, inner: range, outer: range) -> ExpertCodes:
+        """What `read` gives, of the columns `inner` of gate and up and `outer` of down; multiples of a word."""
+        parts = [
+            replace(part, columns=range(part.columns.start + span.start, part.columns.start + span.stop))
+            for part, span in zip(self._parts, (inner, inner, outer), strict=True)
+        ]
+        return ExpertCodes(*self._each(parts, expert, group, decode))
+
     def fetch(self, expert: int) -> None:
         """Let the system read an expert's bytes ahead."""
         _require_expert(expert, self.experts)
@@ -91,9 +99,12 @@ class CheckpointSource:
         fetch(self._reader.headers, (piece for part in self._parts for piece in pieces(number, part).values()))
 
     def _three(self, expert: int, group: int, form: Decode[Form]) -> Iterator[Form]:
+        return self._each(self._parts, expert, group, form)
+
+    def _each(self, parts: Iterable[MatrixPart], expert: int, group: int, form: Decode[Form]) -> Iterator[Form]:
         _require_expert(expert, self.experts)
         with opened(self._reader.headers) as files:
-            for part in self._parts:
+            for part in parts:
                 yield self._reader.matrix(files, self.share.experts[expert], part, group, form)
 
 
@@ -175,6 +186,10 @@ class TensorSource:
         """What `read` gives, packed; raises the same."""
         return ExpertRows(*self._three(expert, group, decode_rows))
 
+    def read_columns(self, expert: int, group: int, inner: range, outer: range) -> ExpertCodes:
+        """What `read` gives, of the columns `inner` of gate and up and `outer` of down; multiples of a word."""
+        return ExpertCodes(*self._three(expert, group, decode, inner, outer))
+
     def release(self) -> None:
         """Drop the tensors: their memory is free if nobody else holds them."""
         self.w13_qweight = self.w13_scales = self.w2_qweight = self.w2_scales = ()
@@ -185,7 +200,10 @@ class TensorSource:
         kinds = ((form.codes, "qweight"), (form.zeros, "qzeros"), (form.scales, "scales"))
         return tuple((part, getattr(self, f"{matrix}_{name}")) for part, name in kinds)
 
-    def _three(self, expert: int, group: int, decode: Decode[Form]) -> tuple[Form, Form, Form]:
+    def _three(
+        self, expert: int, group: int, decode: Decode[Form], left: range | None = None, right: range | None = None
+    ) -> tuple[Form, Form, Form]:
+        """Gate and up (their columns `left`) and down (its columns `right`); all of them where None."""
         if not self.experts:
             raise BackendError("the weights were released once their banks were complete, or there were none")
         _require_expert(expert, self.experts)
@@ -199,14 +217,17 @@ class TensorSource:
         covered = covering_groups(self.w2_offset, inner, lower)
         outer = whole(hidden, 2 * inner, upper)
         w13 = self._checked("w13", expert, outer)
-        w2 = self._checked("w2", expert, {Axis.K: range(inner), Axis.N: range(hidden), Axis.GROUP: covered})
+        lower_spans = {Axis.K: range(inner), Axis.N: range(hidden), Axis.GROUP: covered}
+        w2 = self._checked("w2", expert, lower_spans)
+        left, right = range(inner) if left is None else left, range(hidden) if right is None else right
 
         def half(columns: range) -> Form:
             cut = {kind: self._cut(kind, tensor, {**outer, Axis.N: columns}) for kind, tensor in w13.items()}
             return decode(self.form, cut, source_groups(0, hidden, upper, group), "w13_")
 
-        down = decode(self.form, w2, source_groups(self.w2_offset, inner, lower, group), "w2_")
-        return half(range(inner)), half(range(inner, 2 * inner)), down
+        below = {kind: self._cut(kind, tensor, {**lower_spans, Axis.N: right}) for kind, tensor in w2.items()}
+        down = decode(self.form, below, source_groups(self.w2_offset, inner, lower, group), "w2_")
+        return half(left), half(range(inner + left.start, inner + left.stop)), down
 
     def _rows(self, matrix: str, expert: int) -> int:
         """K of a matrix by its codes."""

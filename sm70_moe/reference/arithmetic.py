@@ -114,7 +114,8 @@ class Answer:
     (M, k, I): rounded at every rounding point. slots (M, k, H): exact W2 products, of the given
     intermediate if there was one. slot_size: sums of |a||w|. products: slots rounded.
     total (M, H): FP32 sum over the slots before its last rounding. out (M, H): rounded.
-    valid (M, k) tells the valid slots.
+    valid (M, k) tells the valid slots. `terms` are those of a W13 and of a W2 dot product where the arrays
+    hold some columns only.
     """
 
     format: Format
@@ -129,16 +130,17 @@ class Answer:
     products: Floats
     total: Floats
     out: Floats
+    terms: tuple[int, int] | None = None
 
     @property
     def hidden(self) -> int:
         """Terms of a W13 dot product."""
-        return int(self.slots.shape[2])
+        return self.terms[0] if self.terms else int(self.slots.shape[2])
 
     @property
     def intermediate(self) -> int:
         """Terms of a W2 dot product: I of this rank."""
-        return int(self.gate.shape[2])
+        return self.terms[1] if self.terms else int(self.gate.shape[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,19 +176,17 @@ class _Run:
         self.wide: dict[str, Floats] = {}
 
     def answer(self, weights: Array) -> Answer:
-        tokens, top_k = self.ids.shape
-        self.wide = {name: np.zeros((tokens, top_k, self.x.shape[1])) for name in ("slots", "slot_size")}
         for expert in np.unique(self.ids[self.valid]).tolist():
             self.visit(self.layer.read(expert), *np.nonzero(self.ids == expert))
         if not self.middle:
-            self.middle = self.empty(self.layer_columns())
+            self.middle, self.wide = self.empty(self.layer_columns()), self.outputs(self.x.shape[1])
         products = self.format.apply(self.wide["slots"])
         total = combine(products, widen(weights), self.valid, fused if self.format.rounds else exact_step)
         return Answer(
             format=self.format,
             valid=self.valid,
-            **self.middle,
-            **self.wide,
+            **self.middle,  # type: ignore[arg-type]  # names of fields that are all arrays
+            **self.wide,  # type: ignore[arg-type]  # as above
             products=products,
             total=total,
             out=self.format.apply(total),
@@ -207,11 +207,16 @@ class _Run:
             self.middle[name][tokens, slots] = values
         inner = found["activations"] if self.given is None else widen(self.given[tokens, slots])
         down = expert.down.weights(self.layer.columns, everything)
+        if not self.wide:
+            self.wide = self.outputs(down.shape[1])
         self.wide["slots"][tokens, slots], self.wide["slot_size"][tokens, slots] = product(inner, down)
 
     def empty(self, intermediate: int) -> dict[str, Floats]:
         names = ("gate", "up", "gate_size", "up_size", "activations")
         return {name: np.zeros((*self.ids.shape, intermediate)) for name in names}
+
+    def outputs(self, hidden: int) -> dict[str, Floats]:
+        return {name: np.zeros((*self.ids.shape, hidden)) for name in ("slots", "slot_size")}
 
     def layer_columns(self) -> int:
         """I of the rank when no slot was valid, and so no expert was read: from the given one, or 0."""

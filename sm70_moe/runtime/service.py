@@ -23,7 +23,7 @@ from sm70_moe.machine.machine import Machine
 from sm70_moe.machine.probe import probe
 from sm70_moe.plan.agreement import SECONDS, agree
 from sm70_moe.plan.drift import Origin, Present, drift
-from sm70_moe.plan.memory import backend, bank_shape
+from sm70_moe.plan.memory import bank_shape
 from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import Policy, choose_policy, load_policies, load_policy
 from sm70_moe.record.explanation import obstacle_text
@@ -32,12 +32,12 @@ from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
 
 if TYPE_CHECKING:
-    import torch
     import torch.distributed as dist
 
     from sm70_moe.numbers.codes import WeightSource
-    from sm70_moe.runtime.arena import Arena
     from sm70_moe.runtime.layer import MoELayer
+    from sm70_moe.runtime.making import Maker
+    from sm70_moe.runtime.proof import Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class AdmissionService:
         self._refused: dict[str, Admission] = {}
         self._closed = False
         self._told: Summary | None = None
-        self._arenas: dict[str, Arena] = {}
+        self._maker: Maker | None = None
         self._captures: set[tuple[str, int, str | None]] = set()
         self._journal = Journal(self.settings.journal, rank)
         weakref.finalize(self, self._journal.flush)
@@ -134,26 +134,35 @@ class AdmissionService:
         whatever is raised, it is left as it was. Raises AdmissionRefused also for a layer that no
         route can run, and what reading the weights raises.
         """
-        from sm70_moe.banks.cache import BankCache
         from sm70_moe.reading.offers import release
-        from sm70_moe.runtime.layer import MoELayer
-        from sm70_moe.runtime.preparation import cached_banks, prepare_banks
+        from sm70_moe.runtime.making import Maker
 
+        with self._lock:
+            maker = self._maker = self._maker or Maker(self.settings, self._cache_warning)
         plan = self.admit(facts)
-        admission, shape = plan.admission, bank_shape(plan.admission)
-        if plan.layout is None or shape is None:
-            raise refusal(admission, [admission.last_resort])
-        backends = {r.backend: backend(admission, r.backend) for r in plan.routes}
-        last, place = backends[plan.routes[-1].backend], device or facts.device or "cpu"
-        if self.settings.cache is None:
-            banks = prepare_banks(plan, weights, last, place, progress)
-        else:
-            cache = BankCache(self.settings.cache)
-            banks = cached_banks(plan, weights, last, place, cache, self._cache_warning, progress)
-        space = self._arena(banks.device)
-        space.reserve(plan.memory.resident if plan.memory else 0)
-        made = MoELayer(plan, banks, backends, self._captured, space)
-        release(weights)
+        while plan.layout is not None and bank_shape(plan.admission) is not None:
+            made = maker.make(plan, weights, device or facts.device or "cpu", self._captured, progress)
+            if made.layer is not None:
+                release(weights)
+                return made.layer
+            plan = self._unproven(plan, made.failed)  # takes a route from the plan, at most once each
+        raise refusal(plan.admission, [plan.admission.last_resort])
+
+    def _unproven(self, plan: Plan, failed: tuple[Proof, ...]) -> Plan:
+        """The plan without routes that were wrong on the layer's own banks. Raises AdmissionRefused under `1`."""
+        admission = plan.admission
+        features = {route.name: route.route.feature or route.name for route in plan.routes}
+        objections = {features[proof.route]: proof.finding for proof in failed}
+        for proof in failed:
+            self._journal.event("moe proof", "warning", layer=plan.layer, **proof.record())
+        again = admit(admission.policy, self.settings, admission.facts, self.machine, objections, others=self.policies)
+        self._journal.admitted(again)
+        with self._lock:
+            if again.refused:
+                self._plans.pop(plan.layer, None)
+                self._refused[plan.layer] = again
+                raise refusal(again, again.refused)
+            self._plans[plan.layer] = made = Plan(again)
         return made
 
     def agree(self, group: dist.ProcessGroup | None = None, *, seconds: float = SECONDS) -> tuple[Plan, ...]:
@@ -170,13 +179,6 @@ class AdmissionService:
             if changed:
                 self._journal.admitted(plan.admission)
         return agreed
-
-    def _arena(self, device: torch.device) -> Arena:
-        """The working memory that all layers of a device share."""
-        from sm70_moe.runtime.arena import Arena
-
-        with self._lock:
-            return self._arenas.setdefault(str(device), Arena(device))
 
     def _captured(self, plan: Plan, tokens: int, route: str | None) -> None:
         """A graph keeps this route: write it down once, and freeze the plans."""

@@ -147,6 +147,7 @@ class Settings(BaseSettings):
     kernels: Annotated[Path | None, from_text(parse_path)] = None
     """Folder with a native build of `build-kernels`; None is the package's own."""
     dependent_launch: Annotated[bool, from_text(parse_switch)] = True
+    proof: Annotated[bool, from_text(parse_switch)] = True
     """Kernels of one call may overlap where the device can do that and its self-test passes."""
     persistent_tokens: Annotated[int, from_text(parse_tokens), Field(ge=0, le=MOST_TOKENS)] = 0
     """Tokens that resident scratch is sized for; 0 derives it from what the engine will send."""

@@ -71,6 +71,12 @@ SETTINGS = (
         "the package's own kernels",
     ),
     Known(
+        "proof",
+        ("SM70_MOE_PROOF",),
+        "`0`: native routes are not tried on each layer's own banks when it is loaded.",
+        "`1`",
+    ),
+    Known(
         "dependent_launch",
         ("SM70_MOE_DEPENDENT_LAUNCH",),
         "`0`: kernels of one call never overlap; matters on sm_90 and later.",

@@ -17,7 +17,6 @@ import torch
 from sm70_moe import Settings, admit, load_policy, probe
 from sm70_moe.admission.admit import Admission
 from sm70_moe.checkpoint.checkpoint import Checkpoint
-from sm70_moe.evidence.bounds import final_bound, gamma, judge_w13
 from sm70_moe.evidence.oracle import reference_of
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import Grouping, group_layer
@@ -26,6 +25,7 @@ from sm70_moe.numbers.codes import Codes
 from sm70_moe.plan.memory import backend, bank_shape
 from sm70_moe.reading.source import CheckpointSource
 from sm70_moe.reference.arithmetic import Answer, combine
+from sm70_moe.reference.bounds import final_bound, gamma, judge_w13
 from sm70_moe.reference.rounding import FORMATS, Floats, widen
 
 Array = np.ndarray[Any, Any]

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from sm70_moe.banks.banks import Banks, allocate
 from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import BackendError
-from sm70_moe.evidence.bounds import judge
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Inputs, Trial
 from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.portable.legacy import CHUNK_BYTES, LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
+from sm70_moe.reference.bounds import judge
 
 LAYER = SyntheticLayer(experts=6, hidden=64, intermediate=96, group=32, seed=5)
 DTYPES = ("float16", "bfloat16", "float32")

@@ -68,7 +68,7 @@ def build(source: Watched, facts: LayerFacts, cache: Path | None = None) -> tupl
     """A layer by a service of its own, and the events about the cache."""
     variables = {} if cache is None else {"SM70_MOE_CACHE": str(cache)}
     with capture_logs() as events:
-        service = AdmissionService(settings(**variables), machine=fake_machine())
+        service = AdmissionService(settings(SM70_MOE_PROOF="0", **variables), machine=fake_machine())
         layer = service.layer(facts, source, device="cpu")
     return layer, [dict(event) for event in events if event["event"] == "moe cache"]
 

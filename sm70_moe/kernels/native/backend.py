@@ -18,7 +18,7 @@ from sm70_moe.kernels.native.driver import Driver
 from sm70_moe.kernels.native.launch import Launcher
 from sm70_moe.kernels.native.refusal import LaunchRefused, Refusal
 from sm70_moe.kernels.native.residency import Residency
-from sm70_moe.kernels.native.steps import OPTIONS, STEPS, Route
+from sm70_moe.kernels.native.steps import OPTIONS, STEPS, Case, Route
 from sm70_moe.layout import BankLayout, BankShape
 
 if TYPE_CHECKING:
@@ -98,6 +98,12 @@ class NativeBackend:
     def ready(self, banks: Banks, top_k: int) -> None:
         """Load and plan everything for a layer now: calls after that allocate nothing."""
         self._bind(banks).ready(top_k)
+
+    def version(self, banks: Banks, top_k: int, tokens: int) -> object:
+        """The kernels of a call, by name."""
+        launcher = self.launcher(str(banks.device))
+        case = Case(banks.shape, banks.layout, top_k, tokens, launcher.architecture, self._may_depend(launcher))
+        return tuple((step.source, step.kernel) for step in self._require_route().steps(case))
 
     def run(self, banks: Banks, call: Call, space: Workspace | None = None) -> None:
         """Write the layer's output on torch's current stream; see `Backend.run`.

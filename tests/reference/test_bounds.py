@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sm70_moe.evidence.bounds import FLOOR, Judgement, final_bound, gamma, judge, judge_w13, slope
 from sm70_moe.evidence.synthetic import Numbers, SyntheticLayer
 from sm70_moe.reference.arithmetic import AwqMatrix, silu
+from sm70_moe.reference.bounds import FLOOR, Judgement, final_bound, gamma, judge, judge_w13, slope
 from sm70_moe.reference.rounding import FP16
 
 Array = NDArray[Any]

@@ -135,6 +135,21 @@ def judge_sum(answer: Answer, slots: Floats, out: Floats, weights: Floats, facto
     return fraction(answer.format.round(total), total, out, bound, near, answer.valid.any(axis=1))
 
 
+def judge_out(answer: Answer, out: Floats, weights: Floats, factor: float = 1.0) -> float:
+    """Bound fraction of the output (M, H) where nobody saw the slots: their bounds are carried through the sum."""
+    error = gamma(answer.intermediate, factor) * answer.slot_size
+    slots = final_bound(answer.format, answer.slots, error)
+    live = np.where(answer.valid, np.abs(widen(weights)), 0.0)[:, :, None]
+    carried = (live * slots).sum(axis=1) + gamma(out_terms(answer), factor) * (live * np.abs(answer.slots)).sum(axis=1)
+    bound, near = final_bound(answer.format, answer.total, carried), straddles(answer.format, answer.total, carried)
+    return fraction(answer.out, answer.total, out, bound, near, answer.valid.any(axis=1))
+
+
+def out_terms(answer: Answer) -> int:
+    """Terms of the sum over the slots."""
+    return int(answer.slots.shape[1])
+
+
 def rounded(kind: Format, value: Floats, error: Floats) -> Floats:
     """Error of `value` after a rounding point, from its error before; FP32 has no rounding points."""
     return error + kind.half_ulp(np.abs(value) + error) if kind.rounds else error

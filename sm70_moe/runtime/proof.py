@@ -1,0 +1,218 @@
+"""Proof at load: a native route runs on the layer's own banks before it is kept.
+
+A few of the layer's own experts, made-up inputs, a few columns of each result; every version of the
+kernels that the plan can reach. What must come out is computed in FP64 from the codes of the weights'
+source, which never went through banks or kernels, and judged by the bounds of CONTRACT 9. So swapped
+halves, other groups or zeros, another layer's bank and code that does not fit its layout are all seen
+before the first request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+import torch
+
+from sm70_moe.banks.banks import Banks
+from sm70_moe.decision import Finding, Plain, Reason
+from sm70_moe.kernels.call import Call
+from sm70_moe.kernels.protocol import Backend, Versioned, Workspace
+from sm70_moe.numbers.codes import Codes, WeightSource
+from sm70_moe.plan.plan import Plan
+from sm70_moe.plan.planned import PlannedRoute
+from sm70_moe.reading.offers import read_columns
+from sm70_moe.reference.arithmetic import AwqExpert, CodedMatrix, Reference
+from sm70_moe.reference.bounds import judge_out, judge_w13
+
+CHECK = "proof"
+EXPERTS = 3
+"""Experts of a layer that are read again: the first ones that `chosen` names."""
+
+COLUMNS = 8
+"""Columns of gate, up and down that are judged: one word of them."""
+
+MOST_TOKENS = 8
+"""A proof's calls are no longer than that; a route that begins later is tried at its first count."""
+
+FACTOR = 2.0
+"""Tensor cores need not round to nearest (CONTRACT 9)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What one native route did on a layer's banks: largest bound fractions, or what it raised."""
+
+    route: str
+    tokens: tuple[int, ...]
+    experts: tuple[int, ...]
+    w13: float
+    out: float
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error and self.w13 <= 1.0 and self.out <= 1.0
+
+    @property
+    def finding(self) -> Finding:
+        """Passed, or wrong with numbers."""
+        if self.ok:
+            return Finding.passed(CHECK, f"W13 {self.w13:.3f}, output {self.out:.3f} of the bound")
+        hint = f"on experts {', '.join(map(str, self.experts))} of the layer's own banks"
+        found = self.error or f"W13 {self.w13:.3g}, output {self.out:.3g}"
+        return Finding.failed(CHECK, Reason.PROOF_FAILED, "at most 1 of the bound", found, hint)
+
+    def record(self) -> dict[str, Plain]:
+        """Plain JSON types; a fraction that is infinite is a text."""
+        w13, out = (value if value < inf else "inf" for value in (self.w13, self.out))
+        return {
+            "route": self.route,
+            "tokens": list(self.tokens),
+            "experts": list(self.experts),
+            "w13": w13,
+            "out": out,
+            "error": self.error,
+        }
+
+
+@dataclass(slots=True)
+class Prover:
+    """Makes inputs once for each kind of layer; proves layer by layer. `seconds` adds up over all of them."""
+
+    seconds: float = 0.0
+    layers: int = 0
+    _inputs: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def prove(
+        self, plan: Plan, banks: Banks, weights: WeightSource, backends: dict[str, Backend], space: Workspace | None
+    ) -> tuple[Proof, ...]:
+        """A proof for each native route of a plan; none for a plan without one."""
+        natives = [route for route in plan.routes if backends[route.backend].native]
+        if not natives or not banks.shape.experts:
+            return ()
+        start = time.perf_counter()
+        subject = Subject.of(plan, banks, weights, self._made(plan, banks))
+        proofs = tuple(subject.prove(route, backends[route.backend], space) for route in natives)
+        self.seconds, self.layers = self.seconds + time.perf_counter() - start, self.layers + 1
+        return proofs
+
+    def _made(self, plan: Plan, banks: Banks) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (M, H) and router weights (M, k) of the longest call, on the device."""
+        top_k, dtype = plan.admission.facts.top_k or 1, plan.admission.facts.activations or "float16"
+        tokens = max(MOST_TOKENS, *(route.tokens.first for route in plan.routes))
+        key = (tokens, banks.shape.hidden, top_k, dtype, banks.device)
+        if key not in self._inputs:
+            random = torch.Generator().manual_seed(tokens)
+            x = torch.randn(tokens, banks.shape.hidden, generator=random).to(getattr(torch, dtype))
+            weights = torch.rand(tokens, top_k, generator=random) + 0.5
+            self._inputs[key] = x.to(banks.device), weights.to(banks.device)
+        return self._inputs[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One layer, the call that it is tried with, and what must come out of some columns."""
+
+    plan: Plan
+    banks: Banks
+    experts: tuple[int, ...]
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    inner: range
+    outer: range
+    reference: Reference
+
+    @classmethod
+    def of(cls, plan: Plan, banks: Banks, weights: WeightSource, made: tuple[torch.Tensor, torch.Tensor]) -> Subject:
+        index, shape = plan.admission.facts.index or 0, banks.shape
+        experts = chosen(shape.experts, index)
+        inner, outer = word(shape.intermediate, index), word(shape.hidden, index + 1)
+        read: dict[int, AwqExpert] = {}
+        for expert in experts:
+            found = read_columns(weights, expert, banks.layout.group, inner, outer)
+            read[expert] = AwqExpert(*(coded(part, banks.layout.group) for part in (found.gate, found.up, found.down)))
+        x, router = made
+        ids = slots(experts, *router.shape)
+        return cls(
+            plan, banks, experts, x, torch.from_numpy(ids).to(x.device), router, inner, outer,
+            Reference(read.__getitem__, shape.experts),
+        )  # fmt: skip
+
+    def prove(self, route: PlannedRoute, backend: Backend, space: Workspace | None) -> Proof:
+        """Run every version that the route can reach, and judge it. What a kernel raises is the proof's error."""
+        counts = versions(route, backend, self.banks, self.ids.shape[1])
+        try:
+            worst = [self._judge(*self._run(tokens, backend, space)) for tokens in counts]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # foreign code: a driver, a plug-in
+            return Proof(route.name, counts, self.experts, inf, inf, f"{type(error).__name__}: {error}")
+        return Proof(route.name, counts, self.experts, max(w for w, _ in worst), max(o for _, o in worst))
+
+    def _run(self, tokens: int, backend: Backend, space: Workspace | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """One call on outputs of NaN: activations (M, k, I) and output (M, H)."""
+        x = self.x[:tokens]
+        inner = x.new_full((tokens, self.ids.shape[1], self.banks.shape.intermediate), torch.nan)
+        out = torch.full_like(x, torch.nan)
+        backend.run(self.banks, Call(x, self.ids[:tokens], self.weights[:tokens], out, inner), space)
+        return inner.float().cpu(), out[:, self.outer.start : self.outer.stop].float().cpu()
+
+    def _judge(self, inner: torch.Tensor, out: torch.Tensor) -> tuple[float, float]:
+        """Bound fractions of the activations' columns and of the output's, W2 on the route's own activations."""
+        tokens, given = len(out), inner.numpy()
+        ids, weights = self.ids[:tokens].cpu().numpy(), self.weights[:tokens].cpu().numpy()
+        x = self.x[:tokens].float().cpu().numpy()
+        dtype = self.plan.admission.facts.activations or "float16"
+        answer = self.reference.answer(x, ids.astype(np.int64), weights, dtype, given)
+        whole = replace(answer, terms=(self.banks.shape.hidden, self.banks.shape.intermediate))
+        columns = given[:, :, self.inner.start : self.inner.stop].astype(np.float64)
+        with np.errstate(all="ignore"):
+            return judge_w13(whole, columns, FACTOR), judge_out(whole, out.numpy().astype(np.float64), weights, FACTOR)
+
+
+def chosen(experts: int, index: int) -> tuple[int, ...]:
+    """A few experts, others in each layer."""
+    return tuple(dict.fromkeys((index % experts, (37 * index + experts // 2) % experts, experts - 1 - index % experts)))
+
+
+def word(size: int, index: int) -> range:
+    """One word of columns, another one in each layer."""
+    start = (5 * index) % max(1, size // COLUMNS) * COLUMNS
+    return range(start, start + COLUMNS)
+
+
+def slots(experts: tuple[int, ...], tokens: int, top_k: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    """Ids (M, k): the experts in turn, a few twice in a row, and one slot without any where there are several."""
+    ids = np.fromiter((experts[n % len(experts)] for n in range(tokens * top_k)), np.int32).reshape(tokens, top_k)
+    if top_k > 1:
+        ids[0, -1] = -1
+    return ids
+
+
+def coded(codes: Codes, group: int) -> CodedMatrix:
+    """Codes of a source as the reference takes them."""
+    rows = len(codes.codes)
+    arrays = (codes.codes.cpu().numpy(), codes.zeros.cpu().numpy(), codes.scales.cpu().numpy())
+    return CodedMatrix(*arrays, np.arange(rows) // group)
+
+
+def versions(route: PlannedRoute, backend: Backend, banks: Banks, top_k: int) -> tuple[int, ...]:
+    """Token counts at which a route launches other kernels than at fewer tokens, each once."""
+    first, last = route.tokens.first, route.tokens.last
+    within = range(first, max(first, min(last or MOST_TOKENS, MOST_TOKENS)) + 1)
+    if isinstance(backend, Versioned):
+        return tuple(_changes(backend, banks, top_k, within))
+    return tuple(dict.fromkeys((within[0], within[-1])))
+
+
+def _changes(backend: Versioned, banks: Banks, top_k: int, counts: range) -> Iterator[int]:
+    """The fewest tokens, and the most for each set of kernels."""
+    yield counts[0]
+    names = [backend.version(banks, top_k, tokens) for tokens in counts]
+    most = dict(zip(names, counts, strict=True))
+    yield from (tokens for tokens in sorted(most.values()) if tokens != counts[0])

@@ -194,3 +194,25 @@ class Decision:
             "flag_source": self.flag_source,
             "findings": [f.record() for f in self.findings],
         }
+
+
+def obstacle_text(finding: Finding) -> str:
+    """ "expected 32, found 128", with the hint; says when nothing is known or nothing was checked."""
+    if finding.status is Status.SKIPPED:
+        text = f"skipped: {finding.observed}"
+    elif finding.status is Status.UNKNOWN:
+        text = f"expected {plain_text(finding.expected)}, not known"
+    elif finding.status is Status.ERROR:
+        text = f"the check broke: {finding.observed}"
+    else:
+        text = f"expected {plain_text(finding.expected)}, found {plain_text(finding.observed)}"
+    return f"{text}; {finding.hint}" if finding.hint else text
+
+
+def plain_text(value: Plain) -> str:
+    """A plain value as a sentence has it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain_text(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(plain_text(item) for item in value) or "none"
+    return "yes" if value is True else "no" if value is False else str(value)

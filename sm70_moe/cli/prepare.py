@@ -14,7 +14,7 @@ from sm70_moe.admission.admit import admit
 from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
 from sm70_moe.cli.output import AsJson, print_json
 from sm70_moe.cli.pretence import pretended
-from sm70_moe.decision import Plain
+from sm70_moe.decision import Plain, obstacle_text
 from sm70_moe.errors import CheckpointError, SettingsError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.machine.machine import Machine
@@ -22,7 +22,7 @@ from sm70_moe.machine.probe import probe
 from sm70_moe.plan.memory import bank_shape
 from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import Policy, choose_policy, load_policies
-from sm70_moe.record.explanation import obstacle_text, size_text
+from sm70_moe.record.explanation import size_text
 from sm70_moe.settings.layerlists import LayerList
 from sm70_moe.settings.settings import Settings
 

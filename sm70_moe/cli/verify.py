@@ -11,9 +11,9 @@ import typer
 from sm70_moe.cli.counts import token_counts
 from sm70_moe.cli.output import AsJson, console, events_to_stderr, print_json, table
 from sm70_moe.cli.ranks import check_ranks
-from sm70_moe.decision import Plain
+from sm70_moe.decision import Plain, obstacle_text
 from sm70_moe.errors import CheckpointError, SettingsError
-from sm70_moe.record.explanation import obstacle_text, reason_name
+from sm70_moe.record.explanation import reason_name
 
 if TYPE_CHECKING:
     from sm70_moe.evidence.trial import Result

@@ -18,11 +18,10 @@ from pathlib import Path
 import structlog
 
 from sm70_moe.admission.admit import Admission
-from sm70_moe.decision import Decision, Outcome, Plain
+from sm70_moe.decision import Decision, Outcome, Plain, obstacle_text
 from sm70_moe.errors import SettingsError
 from sm70_moe.plan.layergroup import LayerGroup
 from sm70_moe.plan.plan import Plan, digest_of
-from sm70_moe.record.explanation import obstacle_text
 
 LEVELS = {
     Outcome.ADMITTED: "info",

@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sm70_moe.admission.admit import Admission, admit
-from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status
-from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, Sm70MoeError
+from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status, obstacle_text
+from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, RankDisagreement, Sm70MoeError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.machine.machine import Machine
 from sm70_moe.machine.probe import probe
@@ -26,7 +27,6 @@ from sm70_moe.plan.drift import Origin, Present, drift
 from sm70_moe.plan.memory import backend, bank_shape
 from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import Policy, choose_policy, load_policies, load_policy
-from sm70_moe.record.explanation import obstacle_text
 from sm70_moe.record.journal import Journal
 from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
@@ -154,9 +154,15 @@ class AdmissionService:
     def agree(self, group: dist.ProcessGroup | None = None, *, seconds: float = SECONDS) -> tuple[Plan, ...]:
         """Agree with the other ranks of a group on all plans so far; call it on every rank, before a kernel runs.
 
-        Plans in which features were taken back replace the service's own and go to the journal.
-        Raises what `agreement.agree` raises.
+        Plans in which features were taken back replace the service's own and go to the sinks.
+        Raises what `agreement.agree` raises; where this rank refused a layer, the others are told, and
+        its own AdmissionRefused is raised again.
         """
+        with self._lock:
+            refused = [refusal(admission, admission.refused) for admission in self._refused.values()]
+        if refused:
+            self._tell(refused[0], group, seconds)
+            raise refused[0]
         agreed = agree(self.plans(), group, seconds=seconds)
         for plan in agreed:
             with self._lock:
@@ -165,6 +171,25 @@ class AdmissionService:
             if changed:
                 self._journal.admitted(plan.admission)
         return agreed
+
+    @contextmanager
+    def together(self, group: dist.ProcessGroup | None = None, *, seconds: float = SECONDS) -> Iterator[None]:
+        """Admit a rank's layers inside of it, on every rank; at its end the ranks agree.
+
+        An error inside is raised as it is, once the other ranks have been told which rank stops and
+        why: they raise RankDisagreement with that text, instead of waiting for this one.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._tell(error, group, seconds)
+            raise
+        self.agree(group, seconds=seconds)
+
+    def _tell(self, error: Exception, group: dist.ProcessGroup | None, seconds: float) -> None:
+        """Say to the other ranks why this one stops; whoever does not hear it any more is no concern of ours."""
+        with suppress(RankDisagreement):
+            agree((), group, seconds=seconds, refused=f"{type(error).__name__}: {error}")
 
     def _captured(self, plan: Plan, tokens: int, route: str | None) -> None:
         """A graph keeps this route: write it down once, and freeze the plans."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from sm70_moe.machine import probe as machine_module
 from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, SettingsError, Sm70MoeError
-from sm70_moe.plan.agreement import without
+from sm70_moe.machine import probe as machine_module
+from sm70_moe.plan.agreement import Lack, without
 from sm70_moe.policy import load_policy, parse_policy, policies_folder, shipped_policies
 from sm70_moe.runtime.service import AdmissionService, wants_native
 from sm70_moe.settings.settings import Settings
@@ -244,7 +244,7 @@ def test_agreed_plans_replace_the_services_own(monkeypatch: pytest.MonkeyPatch) 
     """What the ranks fall back to is what the service keeps, runs and writes down."""
     service = AdmissionService(settings(), machine=fake_machine())
     plan = service.admit(facts())
-    other = without(plan, ["qpn_m1"])
+    other = without(plan, [Lack(1, plan.layer, "qpn_m1")])
     monkeypatch.setattr("sm70_moe.runtime.service.agree", lambda plans, group, seconds: (other,))
     assert service.agree() == (other,)
     assert service.admit(facts()) is other

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sm70_moe.plan.agreement import agree
     from sm70_moe.plan.plan import Plan, compare_plans
     from sm70_moe.policy import Policy, load_policy
+    from sm70_moe.record.sink import Sink
     from sm70_moe.runtime.layer import MoELayer
     from sm70_moe.runtime.service import AdmissionService
     from sm70_moe.settings.flags import FlagState
@@ -59,6 +60,7 @@ _HOMES = {
     "Reason": "decision",
     "Settings": "settings.settings",
     "SettingsError": "errors",
+    "Sink": "record.sink",
     "Sm70MoeError": "errors",
     "Status": "decision",
     "TensorFacts": "facts",
@@ -92,6 +94,7 @@ __all__ = [
     "Reason",
     "Settings",
     "SettingsError",
+    "Sink",
     "Sm70MoeError",
     "Status",
     "TensorFacts",

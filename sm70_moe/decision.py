@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from math import isfinite
 from typing import NoReturn
 
 Plain = str | int | float | bool | None | Sequence["Plain"] | Mapping[str, "Plain"]
@@ -160,8 +161,8 @@ class Finding:
             "check": self.check,
             "status": self.status.value,
             "reason": self.reason.name if self.reason else None,
-            "expected": self.expected,
-            "observed": self.observed,
+            "expected": plain(self.expected),
+            "observed": plain(self.observed),
             "hint": self.hint,
         }
 
@@ -220,3 +221,56 @@ class Decision:
             "flag_source": self.flag_source,
             "findings": [f.record() for f in self.findings],
         }
+
+
+def obstacle_text(finding: Finding) -> str:
+    """ "expected 32, found 128", with the hint; says when nothing is known or nothing was checked."""
+    if finding.status is Status.SKIPPED:
+        text = f"skipped: {finding.observed}"
+    elif finding.status is Status.UNKNOWN:
+        text = f"expected {plain_text(finding.expected)}, not known"
+    elif finding.status is Status.ERROR:
+        text = f"the check broke: {finding.observed}"
+    else:
+        text = f"expected {plain_text(finding.expected)}, found {plain_text(finding.observed)}"
+    return f"{text}; {finding.hint}" if finding.hint else text
+
+
+def plain_text(value: Plain) -> str:
+    """A plain value as a sentence has it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain_text(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(plain_text(item) for item in value) or "none"
+    return "yes" if value is True else "no" if value is False else str(value)
+
+
+DEEPEST = 8
+"""Levels of a value that a record keeps; what lies deeper is told as text."""
+
+LONGEST = 1000
+"""Characters of a text that stands for a value."""
+
+
+def plain(value: object, depth: int = DEEPEST) -> Plain:
+    """A value as plain JSON types, whatever a plug-in hands over: what has no counterpart is told as text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if depth and isinstance(value, Mapping):
+        return {key if isinstance(key, str) else text_of(key): plain(item, depth - 1) for key, item in value.items()}
+    if depth and isinstance(value, list | tuple):
+        return [plain(item, depth - 1) for item in value]
+    if depth and isinstance(value, set | frozenset):
+        return sorted(text_of(item) for item in value)
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return plain(getattr(value, "item", value.__str__)(), 0)
+    return text_of(value)
+
+
+def text_of(value: object) -> str:
+    try:
+        return str(value)[:LONGEST]
+    except Exception as error:  # a plug-in's own class
+        return f"{type(value).__name__} ({type(error).__name__})"

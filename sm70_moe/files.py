@@ -5,6 +5,7 @@ Links are followed: what they lead to is replaced, not the link.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from contextlib import suppress
@@ -31,10 +32,22 @@ def check_target(option: str, path: Path, endings: tuple[str, ...] = ()) -> None
         raise SettingsError(f"{option} {path}: cannot be written: {error.strerror or error}") from error
 
 
+MARKS = {codecs.BOM_UTF8: "UTF-8", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+"""Byte order marks, and what they say about a text."""
+
+
+def text_of(content: bytes) -> str:
+    """A file's content as text. Raises ValueError: for a byte order mark by that name, else what is no UTF-8."""
+    for mark, encoding in MARKS.items():
+        if content.startswith(mark):
+            raise ValueError(f"found a byte order mark (BOM) of {encoding}; accepted is UTF-8 text without one")
+    return content.decode()
+
+
 def read_json(path: Path, accepted: str) -> Any:
     """What a JSON file says. Raises SettingsError that names the file, what is wrong and what is accepted."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(text_of(path.read_bytes()))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror or error}; accepted is {accepted}") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, too deep

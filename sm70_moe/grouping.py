@@ -77,12 +77,19 @@ def group_layer(facts: LayerFacts) -> Grouping | Finding:
             CHECK,
             Reason.SHARD_CUTS_GROUP,
             f"gcd of rows per rank and group at least {SMALLEST_GROUP}",
-            f"gcd({per_rank}, {group}) = {widest}",
+            gcd_text(per_rank, hidden, intermediate, group, widest),
             alternatives(hidden, intermediate, group),
         )
     regrouped = per_rank % matrix_group(group, intermediate) != 0
     observed: Plain = f"{per_rank} rows per rank, group {group}, prepared in groups of up to {widest}"
     return Grouping(widest, regrouped, Finding.passed(CHECK, observed))
+
+
+def gcd_text(per_rank: int, hidden: int, intermediate: int, group: int, widest: int) -> str:
+    """ "gcd(176, 32) = 16"; one group for each column counts the rows of both matrices."""
+    if group != -1:
+        return f"gcd({per_rank}, {group}) = {widest}"
+    return f"gcd({per_rank}, {intermediate}, {hidden}) = {widest} (group -1: one for each column)"
 
 
 def widest_group(hidden: int, intermediate: int, group: int, ranks: int) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sm70_moe.errors import CheckpointError
+from sm70_moe.files import text_of
 
 LARGEST_TEXT = 100_000_000
 """Bytes of a JSON file; the largest known index has 40,000,000."""
@@ -40,12 +41,19 @@ def regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_text(path: Path) -> bytes:
-    """All of a JSON file; raises CheckpointError for what `regular` refuses, and for an absurd length."""
+    """All of a JSON file; raises CheckpointError for what `regular` refuses, an absurd length and a byte order mark."""
     with regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > LARGEST_TEXT:
             raise CheckpointError(f"{path}: {size} bytes; at most {LARGEST_TEXT} are accepted")
-        return file.read()
+        content = file.read()
+    try:
+        text_of(content[:4])
+    except UnicodeDecodeError:  # half a character, or no text at all: the reader's matter
+        return content
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return content
 
 
 def is_there(path: Path, *, followed: bool) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from sm70_moe.decision import Decision, Finding, Outcome, Reason, Status
+from sm70_moe.decision import Decision, Finding, Outcome, Reason, Status, plain
 
 
 def test_finding_is_no_truth_value() -> None:
@@ -42,3 +45,42 @@ def test_records_are_plain_json() -> None:
     record = Decision("qpn", "route", Outcome.REFUSED, (finding,), "require", "argument").record()
     assert json.loads(json.dumps(record)) == record
     assert record["findings"][0]["reason"] == "ARCHITECTURE"  # type: ignore[index,call-overload]  # a plain record
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def ring() -> list[object]:
+    found: list[object] = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.float16, "torch.float16"),
+        (torch.device("cuda:1"), "cuda:1"),
+        (torch.zeros(2), "tensor([0., 0.])"),
+        (np.float64("inf"), "inf"),
+        (np.bool_(True), True),
+        (Path("a/b"), "a/b"),
+        (b"x", "b'x'"),
+        ({(1, 2): {"b", "a"}}, {"(1, 2)": ["a", "b"]}),
+        ((1, [2.5, None, True]), [1, [2.5, None, True]]),
+        (float("nan"), "nan"),
+        (Unprintable(), "Unprintable (RuntimeError)"),
+    ],
+)
+def test_whatever_a_plug_in_observed_is_plain(value: object, expected: object) -> None:
+    """A finding's record is JSON, and valid JSON, for any value."""
+    record = Finding.failed("own", Reason.FORMAT, value, value).record()
+    assert (record["expected"], record["observed"]) == (expected, expected)
+    json.dumps(record, allow_nan=False)
+
+
+def test_a_value_that_holds_itself_ends() -> None:
+    """Deeper levels are told as text."""
+    assert json.dumps(plain(ring())).startswith("[[[[[[[[")

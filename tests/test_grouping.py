@@ -52,6 +52,14 @@ def test_refusal_has_numbers_and_alternatives() -> None:
     assert "expert parallel" in verdict.hint
 
 
+def test_refusal_of_one_group_for_each_column_names_the_group() -> None:
+    """-1 is no number of rows: the refusal names it, and a gcd that is one (K of W13 is 2048, of W2 1408)."""
+    verdict = group_layer(facts(2048, 1408, -1, 8))
+    assert isinstance(verdict, Finding)
+    assert verdict.reason is Reason.SHARD_CUTS_GROUP
+    assert verdict.observed == "gcd(176, 1408, 2048) = 16 (group -1: one for each column)"
+
+
 @pytest.mark.parametrize(
     ("group", "reason"),
     [

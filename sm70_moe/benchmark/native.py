@@ -8,7 +8,7 @@ from functools import partial
 
 from sm70_moe.benchmark.stand import Stand
 from sm70_moe.benchmark.timing import Layer
-from sm70_moe.decision import Finding
+from sm70_moe.decision import Finding, obstacle_text
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.trial import Runs
 from sm70_moe.kernels.call import Call
@@ -17,7 +17,7 @@ from sm70_moe.kernels.native.bound import addresses
 from sm70_moe.kernels.native.launch import Program, Step
 from sm70_moe.kernels.native.steps import Case, bank_arguments, numbers
 from sm70_moe.plan.plan import Plan
-from sm70_moe.record.explanation import obstacle_text, reason_name
+from sm70_moe.record.explanation import reason_name
 from sm70_moe.timings import BOTH, DEPENDENT, FUSED, OURS, PLAIN, W2, W13
 
 Configure = Callable[[NativeBackend, bool], NativeBackend]

@@ -11,14 +11,14 @@ from sm70_moe import __version__
 from sm70_moe.admission.admit import admit
 from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.cli.output import AsJson, console, print_json, table
-from sm70_moe.decision import Plain, Status
+from sm70_moe.decision import Plain, Status, obstacle_text
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.protocol import Backend, Broken
 from sm70_moe.machine.machine import Machine
 from sm70_moe.machine.probe import installed_version, probe
 from sm70_moe.machine.torch_builds import COMBINATIONS
-from sm70_moe.policy import Policy, load_policies
-from sm70_moe.record.explanation import obstacle_text, reason_name
+from sm70_moe.policy import Policy, read_operator
+from sm70_moe.record.explanation import reason_name
 from sm70_moe.settings.settings import Settings
 from sm70_moe.settings.variables import SETTINGS
 
@@ -41,8 +41,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Say what this installation has, how it is set, and what would stop `require`."""
-    settings = Settings.from_env()
-    policies = load_policies(policy or settings.policy)
+    settings, policies = read_operator(policy)
     machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch)
     report: dict[str, Plain] = {
         "versions": versions(),

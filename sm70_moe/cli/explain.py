@@ -19,7 +19,7 @@ from sm70_moe.facts import CallFacts
 from sm70_moe.machine.probe import probe
 from sm70_moe.plan.layergroup import LayerGroup, collapse
 from sm70_moe.plan.plan import Plan
-from sm70_moe.policy import choose_policy, load_policies
+from sm70_moe.policy import choose_policy, read_operator
 from sm70_moe.record.explanation import (
     Line,
     build_line,
@@ -30,7 +30,6 @@ from sm70_moe.record.explanation import (
     memory_line,
     refusal_lines,
 )
-from sm70_moe.settings.settings import Settings
 
 COLOURS = {
     "admitted": "green",
@@ -59,8 +58,7 @@ def explain(
 ) -> None:
     """Say which route each layer would take on this machine, and what stops the others."""
     check_ranks(("--rank", rank, tp), ("--ep-rank", ep_rank, ep))
-    settings = Settings.from_env(strict=strict or None)
-    policies = load_policies(policy or settings.policy)
+    settings, policies = read_operator(policy, strict=strict or None)
     for notice in settings.notices(policies):
         typer.echo(f"warning: {notice.text}", err=True)
     machine = probe(kernels=settings.kernels) if capability is None else pretended(capability, settings.kernels)

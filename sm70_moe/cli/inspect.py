@@ -11,9 +11,9 @@ from rich.console import Console
 
 from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.cli.output import AsJson, console, print_json, table
-from sm70_moe.decision import Plain
+from sm70_moe.decision import Plain, obstacle_text
 from sm70_moe.layout import Metadata
-from sm70_moe.record.explanation import obstacle_text, reason_name, size_text
+from sm70_moe.record.explanation import reason_name, size_text
 from sm70_moe.record.inspection import SIZES, Alike, Cut, Kind, Verdict, inspect, totals
 
 

@@ -14,15 +14,15 @@ from sm70_moe.admission.admit import admit
 from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
 from sm70_moe.cli.output import AsJson, print_json
 from sm70_moe.cli.pretence import pretended
-from sm70_moe.decision import Plain
+from sm70_moe.decision import Plain, obstacle_text
 from sm70_moe.errors import CheckpointError, SettingsError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.machine.machine import Machine
 from sm70_moe.machine.probe import probe
 from sm70_moe.plan.memory import bank_shape
 from sm70_moe.plan.plan import Plan
-from sm70_moe.policy import Policy, choose_policy, load_policies
-from sm70_moe.record.explanation import obstacle_text, size_text
+from sm70_moe.policy import Policy, choose_policy, read_operator
+from sm70_moe.record.explanation import size_text
 from sm70_moe.settings.layerlists import LayerList
 from sm70_moe.settings.settings import Settings
 
@@ -47,10 +47,10 @@ def prepare(
     Exits with 1 if a layer cannot be prepared; unquantised layers need no banks and do not count.
     """
     chosen = None if layers is None else LayerList.parse("--layers", layers)
-    settings = Settings.from_env()
+    settings, policies = read_operator(policy)
     machine = probe(kernels=settings.kernels) if capability is None else pretended(capability, settings.kernels)
     checkpoint = Checkpoint.open(folder)
-    jobs = Jobs(checkpoint, settings, load_policies(policy or settings.policy), machine)
+    jobs = Jobs(checkpoint, settings, policies, machine)
     report = Report()
     selected = [layer for layer in checkpoint.layers if chosen is None or (layer.index or 0) in chosen]
     if chosen is not None:

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sm70_moe.admission.checks.layer import BITS, weight_format
 from sm70_moe.cli.counts import token_counts
 from sm70_moe.cli.output import AsJson, console, events_to_stderr, print_json, table
 from sm70_moe.cli.ranks import check_ranks
-from sm70_moe.decision import Plain
+from sm70_moe.decision import Plain, Status, obstacle_text
 from sm70_moe.errors import CheckpointError, SettingsError
-from sm70_moe.record.explanation import obstacle_text, reason_name
+from sm70_moe.numbers.formats import accepted
+from sm70_moe.record.explanation import reason_name
 
 if TYPE_CHECKING:
+    from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
     from sm70_moe.evidence.trial import Result
+    from sm70_moe.facts import LayerFacts
 
 
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder: config.json and safetensors.")],
     tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=0, help="Tensor-parallel rank.")] = 0,
-    layer: Annotated[int | None, typer.Option("--layer", min=0, help="Layer number; default: the first.")] = None,
+    layer: Annotated[
+        int | None, typer.Option("--layer", min=0, help="Layer number; default: the first that is read here.")
+    ] = None,
     tokens: Annotated[str, typer.Option("--tokens", help="Token counts, separated by commas.")] = "1,2,8,9,128",
     policy: Annotated[str | None, typer.Option("--policy", help="Policy name or file.")] = None,
     device: Annotated[str, typer.Option("--device", help='Where to run: "cpu" or "cuda:0".')] = "cpu",
@@ -35,11 +43,11 @@ def verify(
     counts = token_counts(tokens)
     check_device(device)
     events_to_stderr()
-    results = run(folder, tp, rank, layer, counts, policy, device, seed)
+    verified, results = run(folder, tp, rank, layer, counts, policy, device, seed)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if as_json:
         records: list[Plain] = [result.record() for result in results]
-        print_json({"results": records, "peak_memory": peak, "ok": all(r.ok for r in results)})
+        print_json({"layer": verified, "results": records, "peak_memory": peak, "ok": all(r.ok for r in results)})
     else:
         show(results, peak)
     if not all(result.ok for result in results):
@@ -73,8 +81,8 @@ def run(
     policy: str | None,
     device: str,
     seed: int,
-) -> list[Result]:
-    """All results, with a progress bar on standard error."""
+) -> tuple[str, list[Result]]:
+    """The layer's name and all results, with a progress bar on standard error."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -83,10 +91,9 @@ def run(
     from sm70_moe.runtime.service import AdmissionService
 
     checkpoint = Checkpoint.open(folder)
-    if not checkpoint.layers:
-        raise CheckpointError(f"{folder}: no mixture-of-experts layer")
-    chosen = checkpoint.layers[0] if layer is None else checkpoint.layer(layer)
-    facts = checkpoint.facts(chosen, tensor_parallel=tp, tensor_rank=rank, device=device)
+    facts_of = partial(checkpoint.facts, tensor_parallel=tp, tensor_rank=rank, device=device)
+    chosen = first_of_ours(checkpoint, facts_of) if layer is None else checkpoint.layer(layer)
+    facts = facts_of(chosen)
     with AdmissionService(policy=policy, rank=rank) as service:
         moe = prepare(service, checkpoint, chosen, facts)
         if moe is None:
@@ -99,7 +106,24 @@ def run(
             for result in verify_layer(moe, checkpoint, chosen, counts, seed):
                 results.append(result)
                 bar.advance(task)
-    return results
+    return chosen.name, results
+
+
+def first_of_ours(checkpoint: Checkpoint, facts_of: Callable[[CheckpointLayer], LayerFacts]) -> CheckpointLayer:
+    """The first layer whose format is read here; a word on standard error if it is not the very first."""
+    if not checkpoint.layers:
+        raise CheckpointError(f"{checkpoint.folder}: no mixture-of-experts layer")
+    others: list[str] = []
+    for layer in checkpoint.layers:
+        facts = facts_of(layer)
+        if weight_format(facts).status is Status.PASS and facts.bits == BITS:
+            if others:
+                typer.echo(f"note: {others[0]}; the layer that is verified is {layer.name}", err=True)
+            return layer
+        bits = f", {facts.bits} bits" if facts.bits is not None else ""
+        others.append(f"{layer.name} is not ours (format {facts.format or 'unknown'}{bits})")
+    more = f", nor is any of {len(others) - 1} more" if len(others) > 1 else ""
+    raise CheckpointError(f"{checkpoint.folder}: nothing to verify: {others[0]}{more}; accepted are {accepted()}")
 
 
 def show(results: list[Result], peak: int) -> None:

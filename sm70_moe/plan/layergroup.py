@@ -32,7 +32,7 @@ class LayerGroup:
         first = self.layers[0]
         if self.count == 1:
             return first
-        before, number, after = around_index(self.example.facts)
+        before, number, after = around_index(first, self.example.facts.index)
         return f"{before}{self.numbers}{after}" if number else f"{first} and {self.count - 1} more"
 
     def joins(self, admission: Admission) -> bool:
@@ -53,21 +53,27 @@ def alike(a: Admission, b: Admission) -> bool:
         a.decisions == b.decisions
         and a.layout == b.layout
         and a.policy.digest == b.policy.digest
-        and around_index(a.facts)[::2] == around_index(b.facts)[::2]
+        and stack(a.facts) == stack(b.facts)
         and replace(a.facts, layer="", index=None) == replace(b.facts, layer="", index=None)
     )
 
 
-def around_index(facts: LayerFacts) -> tuple[str, str, str]:
+def stack(facts: LayerFacts) -> tuple[str, str]:
+    """The name without the index: equal for layers of one stack."""
+    before, _, after = around_index(facts.layer, facts.index)
+    return before, after
+
+
+def around_index(layer: str, index: int | None) -> tuple[str, str, str]:
     """A layer's name before its index, the index, and after it; the last dotted part that is the index counts.
 
     Without one the whole name is "before", so that only layers of one stack are alike.
     """
-    parts = facts.layer.split(".")
+    parts = layer.split(".") if index is not None else []
     for place in range(len(parts) - 1, -1, -1):
-        if parts[place] == str(facts.index):
+        if parts[place] == str(index):
             return ".".join([*parts[:place], ""]), parts[place], ".".join(["", *parts[place + 1 :]])
-    return facts.layer, "", ""
+    return layer, "", ""
 
 
 def collapse(admissions: Iterable[Admission]) -> Iterator[LayerGroup]:

@@ -11,6 +11,7 @@ from sm70_moe.policy.contract import Contract, WeightContract
 from sm70_moe.policy.document import Evidence, Policy, Reactions
 from sm70_moe.policy.feature import Check, Feature
 from sm70_moe.policy.load import load_policies, load_policy, parse_policy, policies_folder, shipped_policies
+from sm70_moe.policy.operator import read_operator
 from sm70_moe.policy.route import CallConditions, Route, TokenRange
 from sm70_moe.policy.schema import policy_schema
 
@@ -33,5 +34,6 @@ __all__ = [
     "parse_policy",
     "policies_folder",
     "policy_schema",
+    "read_operator",
     "shipped_policies",
 ]

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from sm70_moe.errors import PolicyError
+from sm70_moe.files import text_of
 from sm70_moe.policy.check import check
 from sm70_moe.policy.document import Policy
 from sm70_moe.policy.fault import Fault
 from sm70_moe.policy.lines import key_lines, line_of
 from sm70_moe.policy.wording import one_of
+
+MARK = "\ufeff"
+"""A byte order mark, where somebody else has decoded the text."""
 
 _SYNTAX_LINE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
@@ -93,11 +97,13 @@ def load_file(path: Path, backends: Iterable[str] | None) -> Policy:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise PolicyError([f"{path}: cannot be read: {reason}, accepted a TOML file"]) from error
     try:
-        text = content.decode()
+        text = text_of(content)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         found = f"byte 0x{content[error.start]:02x}"
         raise PolicyError([f"{path}:{line}: not UTF-8: found {found}, accepted UTF-8 text"]) from error
+    except ValueError as error:
+        raise PolicyError([f"{path}:1: {error}"]) from error
     return parse_policy(text, str(path), backends=backends)
 
 
@@ -110,6 +116,8 @@ def parse_policy(text: str, origin: str = "<text>", *, backends: Iterable[str] |
 
 
 def parse_toml(text: str, origin: str) -> dict[str, Any]:
+    if text.startswith(MARK):
+        raise PolicyError([f"{origin}:1: found a byte order mark (BOM), accepted text without one"])
     try:
         return tomllib.loads(text)
     except ValueError as error:

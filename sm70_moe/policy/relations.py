@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from sm70_moe.policy.draft import Draft
 from sm70_moe.policy.fault import Fault
 from sm70_moe.policy.wording import one_of, shown
-from sm70_moe.settings.variables import PREFIXES, SETTINGS, own_name
+from sm70_moe.settings.variables import BUILD_NAMES, FLAGS, PREFIXES, SETTINGS, own_name
 
 
 def relation_faults(draft: Draft, unknown_backends: Callable[[Iterable[str]], dict[str, str]]) -> Iterator[Fault]:
@@ -71,30 +71,36 @@ def kinds(draft: Draft) -> Iterator[Fault]:
 
 
 def variables(draft: Draft) -> Iterator[Fault]:
-    """Each variable belongs to one flag, `SM70_MOE_<NAME>` to the feature of that name."""
-    owners = {implied(name): name for name in draft.feature_names}
+    """Each variable belongs to one flag: `SM70_MOE_<NAME>` to the feature of that name, a setting's to the setting."""
+    owners = {own_name(name): name for name in draft.feature_names}
     for name, feature in draft.features.items():
         for place, variable in enumerate(feature.env):
-            owner = owners.setdefault(variable, name)
+            owner = TAKEN.get(variable) or owners.setdefault(variable, name)
             twice = feature.env.index(variable) < place
             if owner != name or twice:
                 found = f"{variable}, which {owner} has already"
                 yield Fault(("features", name, "env", place), found, "a variable of one feature, named once")
+            elif variable in FOREIGN and FOREIGN[variable] != name:
+                found = f"{variable}, which belongs to the flag {FOREIGN[variable]} of the shipped policies"
+                yield Fault(("features", name, "env", place), found, "a variable of this feature alone")
 
 
-def implied(feature: str) -> str:
-    """The variable that a feature has without naming it."""
-    return f"SM70_MOE_{feature.upper()}"
+TAKEN = {
+    **dict.fromkeys(BUILD_NAMES, "the build of the package"),
+    **{name: f"the setting {row.setting}" for row in SETTINGS for name in row.names},
+}
+"""Variables that are read for something else than a flag."""
+
+FOREIGN = {own_name(row.setting): row.setting for row in FLAGS}
+"""Flags that every policy's operator may give: under its own name, nothing else may read one."""
 
 
 def own_names(draft: Draft) -> Iterator[Fault]:
     """Names that settings own, and variables that nobody would read."""
-    taken = {name for row in SETTINGS for name in row.names}
     for feature, declared in draft.features.items():
-        if own_name(feature) in taken:
-            yield Fault(
-                ("features", feature), shown(feature), f"another name: {own_name(feature)} is a setting", "name"
-            )
+        if own_name(feature) in TAKEN:
+            accepted = f"another name: {own_name(feature)} belongs to {TAKEN[own_name(feature)]}"
+            yield Fault(("features", feature), shown(feature), accepted, "name")
         for place, name in enumerate(declared.env):
             if not name.startswith(PREFIXES):
                 accepted = f"a name that begins with {' or '.join(PREFIXES)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm70_moe.decision import Decision, Finding, Plain, Status
+from sm70_moe.decision import Decision, Finding, Plain, obstacle_text
 from sm70_moe.plan.layergroup import LayerGroup
 from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import Policy, TokenRange
@@ -75,25 +75,6 @@ def obstacle_line(feature: str, finding: Finding) -> Line:
 
 def reason_name(finding: Finding) -> str:
     return finding.reason.name if finding.reason else ""
-
-
-def obstacle_text(finding: Finding) -> str:
-    """ "expected 32, found 128", with the hint; says when nothing is known or nothing was checked."""
-    if finding.status is Status.SKIPPED:
-        text = f"skipped: {finding.observed}"
-    elif finding.status is Status.UNKNOWN:
-        text = f"expected {plain_text(finding.expected)}, not known"
-    elif finding.status is Status.ERROR:
-        text = f"the check broke: {finding.observed}"
-    else:
-        text = f"expected {plain_text(finding.expected)}, found {plain_text(finding.observed)}"
-    return f"{text}; {finding.hint}" if finding.hint else text
-
-
-def plain_text(value: Plain) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(plain_text(item) for item in value) or "none"
-    return "yes" if value is True else "no" if value is False else str(value)
 
 
 def heading(group: LayerGroup) -> str:

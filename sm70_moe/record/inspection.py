@@ -13,6 +13,7 @@ from sm70_moe.errors import CheckpointError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import Grouping
 from sm70_moe.layout import BankShape, Metadata
+from sm70_moe.plan.layergroup import around_index
 from sm70_moe.reading.shard import split
 from sm70_moe.settings.layerlists import LayerList, merge
 
@@ -83,12 +84,13 @@ class Alike:
 
     @property
     def name(self) -> str:
-        """The first layer's name, its number replaced by those of all."""
+        """The first layer's name, its index replaced by those of all; no other number of the name changes."""
         first = self.layers[0]
         if len(self.indices) != len(self.layers):
             return first if len(self.layers) == 1 else f"{first} and {len(self.layers) - 1} more"
         numbers = str(LayerList(merge((n, n) for n in self.indices)))
-        return ".".join(numbers if part == str(self.indices[0]) else part for part in first.split("."))
+        before, _, after = around_index(first, self.indices[0])
+        return f"{before}{numbers}{after}"
 
     def tensor_parallel(self, ranks: int) -> Cut | None:
         """All experts on every rank, each cut into that many parts; None where there are no banks."""
@@ -141,7 +143,9 @@ def inspect(checkpoint: Checkpoint) -> tuple[Alike, ...]:
     found: dict[Plain, Alike] = {}
     for layer in checkpoint.layers:
         one = look(checkpoint, layer)
-        key = repr(replace(one, layers=(), indices=(), facts=_nameless(one.facts), fault=one.fault and layer.name))
+        stack = () if layer.index is None else around_index(layer.name, layer.index)[::2]
+        nameless = replace(one, layers=stack, indices=(), facts=_nameless(one.facts), fault=one.fault and layer.name)
+        key = repr(nameless)
         known = found.get(key)
         joined = one if known is None else replace(
             known, layers=(*known.layers, *one.layers), indices=(*known.indices, *one.indices)

@@ -13,16 +13,16 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from errno import EINVAL
 from pathlib import Path
-
-import structlog
+from stat import S_ISREG
 
 from sm70_moe.admission.admit import Admission
-from sm70_moe.decision import Decision, Outcome, Plain
+from sm70_moe.decision import Decision, Outcome, Plain, obstacle_text, plain
 from sm70_moe.errors import SettingsError
 from sm70_moe.plan.layergroup import LayerGroup
 from sm70_moe.plan.plan import Plan, digest_of
-from sm70_moe.record.explanation import obstacle_text
+from sm70_moe.record.sink import say
 
 LEVELS = {
     Outcome.ADMITTED: "info",
@@ -47,24 +47,28 @@ def utc_now() -> str:
 
 
 class Journal:
-    """Collects admissions, writes a record per decision once a group of alike layers is complete.
+    """The sink that every service has: a record per decision, once a group of alike layers is complete.
 
     `path` is the setting; the file that is written is `rank_path(path, rank)`. Raises
-    SettingsError at once if it cannot be opened for appending. Safe to use from several threads.
+    SettingsError at once if it cannot be opened for appending. Safe to use from several threads. An
+    outlet that fails later (the file, or structlog) is given up with a word in the other one.
     """
 
     def __init__(self, path: Path | None = None, rank: int = 0, clock: Callable[[], str] = utc_now) -> None:
         self.rank, self.clock = rank, clock
-        self.path = rank_path(path, rank) if path is not None else None
+        self.path = rank_path(path.absolute(), rank) if path is not None else None
         self._lock = threading.Lock()
         self._group: LayerGroup | None = None
-        self._failed = False
+        self._process = os.getpid()
+        self._failed = self.path is None
+        self._silent = False
         if self.path is not None:
             append(self.path, b"")
 
     def admitted(self, admission: Admission) -> None:
         """Take note of one admission; a refusal is written at once."""
         with self._lock:
+            self._leave_to_parent()
             if self._group is not None and self._group.joins(admission):
                 self._group = self._group.with_layer(admission.facts)
             else:
@@ -84,7 +88,13 @@ class Journal:
         with self._lock:
             self._write_group()
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the group that was open is its parent's, which writes it."""
+        if self._process != os.getpid():
+            self._process, self._group = os.getpid(), None
+
     def _write_group(self) -> None:
+        self._leave_to_parent()
         group, self._group = self._group, None
         if group is None:
             return
@@ -93,18 +103,27 @@ class Journal:
             self._write("moe decision", LEVELS[decision.outcome], whole, brief(decision, whole))
 
     def _write(self, name: str, level: str, record: dict[str, Plain], event: dict[str, Plain] | None = None) -> None:
-        getattr(structlog.get_logger("sm70_moe"), level)(name, **(record if event is None else event))
-        if self.path is not None and not self._failed:
-            self._append(json.dumps({"event": name, **record}, separators=(",", ":")).encode() + b"\n")
+        self._say(name, level, record if event is None else event)
+        self._append(name, record)
 
-    def _append(self, line: bytes) -> None:
+    def _say(self, name: str, level: str, fields: dict[str, Plain]) -> None:
+        """A structlog event; once that has failed (a closed standard output, a broken processor) none follow."""
+        failed = "" if self._silent else say(name, level, fields)
+        if failed:
+            self._silent = True
+            text = f"structlog: {failed}; no more events follow"
+            self._append("moe journal", {"time": self.clock(), "rank": self.rank, "text": text})
+
+    def _append(self, name: str, record: dict[str, Plain]) -> None:
         """Write a line; a file that fails later on is given up with one event, since decisions must go on."""
-        assert self.path is not None
+        if self.path is None or self._failed:
+            return
+        line = json.dumps(plain({"event": name, **record}), separators=(",", ":"), allow_nan=False)
         try:
-            append(self.path, line)
+            append(self.path, line.encode(errors="replace") + b"\n")
         except SettingsError as error:
             self._failed = True
-            structlog.get_logger("sm70_moe").error("moe journal", rank=self.rank, text=f"{error}; no more lines follow")
+            self._say("moe journal", "error", {"rank": self.rank, "text": f"{error}; no more lines follow"})
 
 
 def decision_records(group: LayerGroup) -> Iterator[tuple[Decision, dict[str, Plain]]]:
@@ -135,15 +154,21 @@ def brief(decision: Decision, record: dict[str, Plain]) -> dict[str, Plain]:
     return {**{key: record[key] for key in BRIEF}, "reasons": reasons, "text": stopped}
 
 
+FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
 def append(path: Path, line: bytes) -> None:
     """Append one line in a single write, so that lines of several writers never mix.
 
     Raises SettingsError naming the file if it cannot be written.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+        descriptor = os.open(path, FLAGS, 0o644)
         try:
-            before = os.fstat(descriptor).st_size
+            there = os.fstat(descriptor)
+            if not S_ISREG(there.st_mode):  # a pipe may have no reader, and then block for ever
+                raise OSError(EINVAL, "no regular file")
+            before = there.st_size
             written = os.write(descriptor, line) if line else 0
             if written != len(line):
                 os.ftruncate(descriptor, before)  # half a line would spoil the next one

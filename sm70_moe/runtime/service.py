@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sm70_moe.admission.admit import Admission, admit
-from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status
-from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, Sm70MoeError
+from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status, obstacle_text
+from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, RankDisagreement, Sm70MoeError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.machine.machine import Machine
 from sm70_moe.machine.probe import probe
@@ -25,9 +26,9 @@ from sm70_moe.plan.agreement import SECONDS, agree
 from sm70_moe.plan.drift import Origin, Present, drift
 from sm70_moe.plan.memory import bank_shape
 from sm70_moe.plan.plan import Plan
-from sm70_moe.policy import Policy, choose_policy, load_policies, load_policy
-from sm70_moe.record.explanation import obstacle_text
+from sm70_moe.policy import Policy, choose_policy, load_policy, read_operator
 from sm70_moe.record.journal import Journal
+from sm70_moe.record.sink import Sink, Sinks
 from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
 
@@ -58,7 +59,8 @@ class AdmissionService:
 
     Every argument has a default: settings from the environment, policies from the settings (all
     shipped ones, chosen by geometry, if none is set), the machine probed. `rank` names the journal's
-    file. Raises SettingsError or PolicyError for what cannot be read.
+    file; `sinks` are told beside the journal what it is told. Raises SettingsError or PolicyError for
+    what cannot be read.
     """
 
     def __init__(
@@ -68,11 +70,11 @@ class AdmissionService:
         policy: Policy | str | None = None,
         machine: Machine | None = None,
         rank: int = 0,
+        sinks: Iterable[Sink] = (),
     ) -> None:
         self._from_environment = settings is None
         self._probed = machine is None
-        self.settings = Settings.from_env() if settings is None else settings
-        self.policies = (policy,) if isinstance(policy, Policy) else load_policies(policy or self.settings.policy)
+        self.settings, self.policies = read_operator(policy, settings)
         # an injected policy cannot drift; a file is found again wherever the process has gone since
         self._files = {} if isinstance(policy, Policy) else {os.path.abspath(p.origin): p.digest for p in self.policies}
         notices = self.settings.notices(self.policies)
@@ -84,10 +86,12 @@ class AdmissionService:
         self._told: Summary | None = None
         self._maker: Maker | None = None
         self._captures: set[tuple[str, int, str | None]] = set()
-        self._journal = Journal(self.settings.journal, rank)
-        weakref.finalize(self, self._journal.flush)
+        self._drifted: dict[str, Finding] = {}
+        self._warned: set[tuple[Path, str]] = set()
+        self._sinks = Sinks((Journal(self.settings.journal, rank), *sinks))
+        weakref.finalize(self, self._sinks.flush)
         for notice in notices:
-            self._journal.event("moe settings", "warning", variable=notice.name, text=notice.text)
+            self._sinks.event("moe settings", "warning", variable=notice.name, text=notice.text)
 
     def policy_for(self, facts: LayerFacts) -> Policy:
         """The one policy that was asked for, else the shipped one with the layer's geometry."""
@@ -109,7 +113,9 @@ class AdmissionService:
             if self._closed:
                 raise Sm70MoeError(f"layer {facts.layer!r}: admission is closed, plans are frozen")
             admission = admit(self.policy_for(facts), self.settings, facts, self.machine, others=self.policies)
-            self._journal.admitted(admission)
+            told = self._refused.get(facts.layer)
+            if told is None or (told.facts, told.decisions) != (facts, admission.decisions):
+                self._sinks.admitted(admission)
             if admission.refused:
                 self._refused[facts.layer] = admission
                 raise refusal(admission, admission.refused)
@@ -154,9 +160,9 @@ class AdmissionService:
         features = {route.name: route.route.feature or route.name for route in plan.routes}
         objections = {features[proof.route]: proof.finding for proof in failed}
         for proof in failed:
-            self._journal.event("moe proof", "warning", layer=plan.layer, **proof.record())
+            self._sinks.event("moe proof", "warning", layer=plan.layer, **proof.record())
         again = admit(admission.policy, self.settings, admission.facts, self.machine, objections, others=self.policies)
-        self._journal.admitted(again)
+        self._sinks.admitted(again)
         with self._lock:
             if again.refused:
                 self._plans.pop(plan.layer, None)
@@ -168,27 +174,52 @@ class AdmissionService:
     def agree(self, group: dist.ProcessGroup | None = None, *, seconds: float = SECONDS) -> tuple[Plan, ...]:
         """Agree with the other ranks of a group on all plans so far; call it on every rank, before a kernel runs.
 
-        Plans in which features were taken back replace the service's own and go to the journal.
-        Raises what `agreement.agree` raises.
+        Plans in which features were taken back replace the service's own and go to the sinks.
+        Raises what `agreement.agree` raises; where this rank refused a layer, the others are told, and
+        its own AdmissionRefused is raised again.
         """
+        with self._lock:
+            refused = [refusal(admission, admission.refused) for admission in self._refused.values()]
+        if refused:
+            self._tell(refused[0], group, seconds)
+            raise refused[0]
         agreed = agree(self.plans(), group, seconds=seconds)
         for plan in agreed:
             with self._lock:
                 changed = self._plans[plan.layer].digest != plan.digest
                 self._plans[plan.layer] = plan
             if changed:
-                self._journal.admitted(plan.admission)
+                self._sinks.admitted(plan.admission)
         return agreed
 
+    @contextmanager
+    def together(self, group: dist.ProcessGroup | None = None, *, seconds: float = SECONDS) -> Iterator[None]:
+        """Admit a rank's layers inside of it, on every rank; at its end the ranks agree.
+
+        An error inside is raised as it is, once the other ranks have been told which rank stops and
+        why: they raise RankDisagreement with that text, instead of waiting for this one.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._tell(error, group, seconds)
+            raise
+        self.agree(group, seconds=seconds)
+
+    def _tell(self, error: Exception, group: dist.ProcessGroup | None, seconds: float) -> None:
+        """Say to the other ranks why this one stops; whoever does not hear it any more is no concern of ours."""
+        with suppress(RankDisagreement):
+            agree((), group, seconds=seconds, refused=f"{type(error).__name__}: {error}")
+
     def _captured(self, plan: Plan, tokens: int, route: str | None) -> None:
-        """A graph keeps this route: write it down once, and freeze the plans."""
+        """A graph keeps this route: tell it once, and freeze the plans."""
         key = (plan.layer, tokens, route)
         with self._lock:
             known = key in self._captures
             self._captures.add(key)
             self._closed = True
         if not known:
-            self._journal.event("moe capture", layer=plan.layer, tokens=tokens, route=route, plan=plan.digest)
+            self._sinks.event("moe capture", layer=plan.layer, tokens=tokens, route=route, plan=plan.digest)
 
     def plans(self) -> tuple[Plan, ...]:
         """All plans so far, in order of admission."""
@@ -196,7 +227,7 @@ class AdmissionService:
             return tuple(self._plans.values())
 
     def summary(self) -> Summary:
-        """Counts over all layers so far, refused ones too; written to the journal if it is news."""
+        """Counts over all layers so far, refused ones too; told to the sinks if it is news."""
         with self._lock:
             admissions = [*(plan.admission for plan in self._plans.values()), *self._refused.values()]
         counts: dict[str, int] = {}
@@ -210,7 +241,7 @@ class AdmissionService:
                 return summary
             self._told = summary
         admitted: Plain = {name: f"{count}/{summary.layers}" for name, count in counts.items()}
-        self._journal.event(
+        self._sinks.event(
             "moe summary", layers=summary.layers, supported=summary.supported, admitted=admitted, text=str(summary)
         )
         return summary
@@ -219,12 +250,15 @@ class AdmissionService:
         """What changed since this service was made: environment, policy files, build, devices.
 
         Only what the service read itself is looked at again; injected values cannot drift. Changes
-        are reported and written to the journal, never acted on.
+        are reported, and told to the sinks once until they change further; never acted on.
         """
         findings = drift(self._origin(), self._present())
-        for finding in findings:
-            if finding.status is Status.FAIL:
-                self._journal.event("moe drift", "warning", **finding.record())
+        changed = {finding.check: finding for finding in findings if finding.status is Status.FAIL}
+        with self._lock:
+            told, self._drifted = self._drifted, changed
+        for check, finding in changed.items():
+            if told.get(check) != finding:
+                self._sinks.event("moe drift", "warning", **finding.record())
         return findings
 
     def close(self) -> Summary:
@@ -236,6 +270,7 @@ class AdmissionService:
         with self._lock:
             self._closed = True
         summary = self.summary()
+        self._sinks.flush()
         self._refuse_unmet()
         changed = [f for f in self.drift() if f.status is Status.FAIL]
         if changed and any(p.on.drift == "raise" for p in self.policies):
@@ -248,12 +283,16 @@ class AdmissionService:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._journal.flush()
+        self._sinks.flush()
         if kind is None:
             self.close()
 
     def _cache_warning(self, file: Path, text: str) -> None:
-        self._journal.event("moe cache", "warning", file=str(file), text=f"{file}: {text}")
+        with self._lock:
+            told = (file, text) in self._warned
+            self._warned.add((file, text))
+        if not told:
+            self._sinks.event("moe cache", "warning", file=str(file), text=f"{file}: {text}")
 
     def _refuse_unmet(self) -> None:
         required: dict[str, list[tuple[Plan, Decision]]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from sm70_moe.errors import SettingsError
+from sm70_moe.files import text_of
 from sm70_moe.settings.variables import SETTINGS, is_ours
 
 ENVIRONMENT = "environment"
@@ -57,13 +59,12 @@ def read_env_file(path: Path) -> dict[str, str]:
     values: dict[str, str] = {}
     wrong: list[str] = []
     try:
-        with path.open(encoding="utf-8") as stream:
-            for binding in parse_stream(stream):
-                if binding.error or (binding.key and is_ours(binding.key) and binding.value is None):
-                    wrong.append(str(binding.original.line))
-                elif binding.key and is_ours(binding.key) and binding.value is not None:
-                    values[binding.key] = binding.value
-    except (OSError, UnicodeDecodeError) as error:
+        for binding in parse_stream(StringIO(text_of(path.read_bytes()), newline=None)):
+            if binding.error or (binding.key and is_ours(binding.key) and binding.value is None):
+                wrong.append(str(binding.original.line))
+            elif binding.key and is_ours(binding.key) and binding.value is not None:
+                values[binding.key] = binding.value
+    except (OSError, ValueError) as error:
         raise SettingsError(f".env file {path}: {error}; accepted is a readable UTF-8 file") from error
     if wrong:
         raise SettingsError(f".env file {path}: line {', '.join(wrong)} is not NAME=VALUE")

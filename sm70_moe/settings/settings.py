@@ -36,8 +36,8 @@ from sm70_moe.settings.variables import (
     report_names,
 )
 
-MOST_TOKENS = 999_999_999
-"""Largest number of persistent tokens that is read; the plan caps it at 32 anyway."""
+MOST_TOKENS = 32
+"""Resident scratch never serves more tokens than this (CONTRACT 2)."""
 
 FlagArguments = tuple[tuple[str, str], ...]
 """Features and the text of their flags, as arguments gave them."""
@@ -45,8 +45,8 @@ FlagArguments = tuple[tuple[str, str], ...]
 
 def parse_tokens(variable: str, text: str) -> int:
     """Read a number of tokens: plain decimal digits, no sign, spaces, underscores or leading zeros."""
-    if not re.fullmatch("0|[1-9][0-9]{0,8}", text):
-        raise SettingsError(f"{variable}={text!r}: accepted is a whole number from 0 to {MOST_TOKENS}")
+    if not re.fullmatch("0|[1-9][0-9]?", text) or int(text) > MOST_TOKENS:
+        raise SettingsError(f"{variable}={text!r}: accepted is 0 (derive), or a whole number from 1 to {MOST_TOKENS}")
     return int(text)
 
 
@@ -60,6 +60,11 @@ def parse_name(variable: str, text: str) -> str:
 def parse_path(variable: str, text: str) -> Path:
     """Read a path that is not empty."""
     return Path(parse_name(variable, text))
+
+
+def rooted(path: Path | None) -> Path | None:
+    """The place that was meant when settings were read, wherever the process goes later."""
+    return path and path.absolute()
 
 
 def from_text(parse: Callable[[str, str], object]) -> BeforeValidator:
@@ -110,6 +115,9 @@ def check_flags(flags: FlagArguments) -> FlagArguments:
     return flags
 
 
+Place = Annotated[Path | None, from_text(parse_path), AfterValidator(rooted)]
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A variable that differs between two moments; None is "not set"."""
@@ -134,9 +142,9 @@ class Settings(BaseSettings):
 
     policy: Annotated[str | None, from_text(parse_name)] = None
     """Name of a shipped policy, or path of a file; None chooses by a layer's geometry."""
-    journal: Annotated[Path | None, from_text(parse_path)] = None
+    journal: Place = None
     """Where decisions are recorded; None writes no file."""
-    cache: Annotated[Path | None, from_text(parse_path)] = None
+    cache: Place = None
     """Folder of prepared banks; None prepares them at every start."""
     strict: Annotated[bool, from_text(parse_switch)] = False
     """Unknown and retired variables are errors."""
@@ -144,7 +152,7 @@ class Settings(BaseSettings):
     """The only layers whose features may be admitted; None allows all."""
     layer_deny: Annotated[LayerList, from_text(LayerList.parse)] = LayerList()
     """Layers whose features are not admitted; wins over `layer_allow`."""
-    kernels: Annotated[Path | None, from_text(parse_path)] = None
+    kernels: Place = None
     """Folder with a native build of `build-kernels`; None is the package's own."""
     dependent_launch: Annotated[bool, from_text(parse_switch)] = True
     proof: Annotated[bool, from_text(parse_switch)] = True

@@ -61,7 +61,7 @@ SETTINGS = (
     Known(
         "persistent_tokens",
         ("SM70_MOE_PERSISTENT_MAX_TOKENS", "VLLM_SM70_AWQ_MOE_PERSISTENT_MAX_TOKENS"),
-        "Tokens that resident scratch is sized for, at most 32.",
+        "Tokens that resident scratch is sized for, 1 to 32.",
         "`0` (derive)",
     ),
     Known(

@@ -170,3 +170,20 @@ def test_torch_is_not_imported() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "False"
+
+
+def test_only_the_layers_own_number_is_collapsed(command, tmp_path: Path) -> None:
+    """Another part of the name that happens to have the index's number stays; another stack is another entry."""
+    folder = tmp_path / "stacks"
+    write_sample(folder, hidden=128, intermediate=192, experts=2, top_k=2, layers=1, group=32, seed=0)
+    path = folder / "model.safetensors"
+    arrays, prefix = load_file(path), LAYER.format(0)
+    stacks = ["model.1.layers.1.mlp.experts", "model.1.layers.2.mlp.experts", "model.2.layers.2.mlp.experts"]
+    tails = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    save_file({stack + tail: array for stack in stacks for tail, array in tails.items()}, path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    assert [group["name"] for group in layers_of(command, folder)] == [
+        "model.1.layers.1-2.mlp.experts",
+        "model.2.layers.2.mlp.experts",
+    ]

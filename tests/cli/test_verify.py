@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -182,3 +183,42 @@ def test_version(command) -> None:
     from sm70_moe import __version__
 
     assert command("version").out.strip() == __version__
+
+
+def unquantised(folder: Path, *layers: int) -> Path:
+    """The tiny checkpoint with plain weights in some layers."""
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(TINY, folder)
+    path = folder / "model.safetensors"
+    path.chmod(0o644)
+    arrays = load_file(path)
+    for layer in layers:
+        for name in [n for n in arrays if f".layers.{layer}.mlp.experts." in n and n.endswith(".scales")]:
+            matrix = name.removesuffix(".scales")
+            rows, columns = arrays[f"{matrix}.qweight"].shape[0], arrays[name].shape[1]
+            for kind in ("qweight", "qzeros", "scales"):
+                del arrays[f"{matrix}.{kind}"]
+            arrays[f"{matrix}.weight"] = np.zeros((columns, rows), np.float16)
+    save_file(arrays, path)
+    return folder
+
+
+def test_verify_takes_the_first_layer_that_is_ours(command, tmp_path: Path) -> None:
+    """A first layer that is not quantised is the engine's own: the next one is verified, and that is said."""
+    folder = unquantised(tmp_path / "mixed", 0)
+    ended = command("verify", folder, "--tokens", 1, "--json")
+    assert ended.code == 0
+    assert json.loads(ended.out)["layer"] == "model.layers.1.mlp.experts"
+    assert "model.layers.0.mlp.experts is not ours (format none)" in ended.err
+    assert "model.layers.1.mlp.experts" in ended.err
+    asked = command("verify", folder, "--tokens", 1, "--layer", 0)
+    assert (asked.code, "FORMAT" in asked.err) == (2, True)
+
+
+def test_verify_says_that_no_layer_is_ours(command, tmp_path: Path) -> None:
+    """Nothing to verify is bad input, in words."""
+    ended = command("verify", unquantised(tmp_path / "plain", 0, 1), "--tokens", 1)
+    assert ended.code == 2
+    assert "nothing to verify: model.layers.0.mlp.experts is not ours (format none), nor is any of 1 more" in ended.err

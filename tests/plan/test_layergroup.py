@@ -58,6 +58,13 @@ def test_layers_of_two_stacks_stay_apart() -> None:
     assert [g.name for g in collapse(found)] == ["model.layers.0-1.mlp.experts", "mtp.layers.0.mlp.experts"]
 
 
+def test_only_the_last_number_that_is_the_index_is_collapsed() -> None:
+    """The same number elsewhere in the name stays; layers whose other parts differ are other stacks."""
+    names = [("model.1.layers.1.mlp.experts", 1), ("model.1.layers.2.mlp.experts", 2), ("model.2.layers.3.experts", 3)]
+    found = [admit(FIRST, settings(), contract_facts(FIRST, n, index=i), fake_machine()) for n, i in names]
+    assert [g.name for g in collapse(found)] == ["model.1.layers.1-2.mlp.experts", "model.2.layers.3.experts"]
+
+
 def test_a_number_in_another_part_of_the_name_is_left_alone() -> None:
     """Only the part that is the index changes."""
     names = [(f"qwen3.layers.{i}.experts", i) for i in (3, 4, 5)]

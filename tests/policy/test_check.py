@@ -109,6 +109,34 @@ RELATIONS = {
         [('["VLLM_SM70_FAST"]', '["SM70_MOE_BANKS"]')],
         [("features.fast.env[0]", "banks")],
     ),
+    "variable of a setting": (
+        [('["VLLM_SM70_FAST"]', '["SM70_MOE_STRICT"]')],
+        [("features.fast.env[0]", "SM70_MOE_STRICT, which the setting strict has")],
+    ),
+    "other name of a setting": (
+        [('["VLLM_SM70_FAST"]', '["VLLM_SM70_AWQ_MOE_BATCHED_LAYER_DENYLIST"]')],
+        [("features.fast.env[0]", "the setting layer_deny")],
+    ),
+    "variable of the package's build": (
+        [('["VLLM_SM70_FAST"]', '["SM70_MOE_BUILD_KERNELS"]')],
+        [("features.fast.env[0]", "the build of the package")],
+    ),
+    "implied variable of a shipped flag": (
+        [('["VLLM_SM70_FAST"]', '["SM70_MOE_QPN_M1"]')],
+        [("features.fast.env[0]", "the flag qpn_m1")],
+    ),
+    "variable that nobody reads": (
+        [('["VLLM_SM70_FAST"]', '["FAST"]')],
+        [("features.fast.env[0]", "SM70_MOE_ or VLLM_SM70_")],
+    ),
+    "variable whose prefix is only like ours": (
+        [('["VLLM_SM70_FAST"]', '["VLLM_SM7_FAST"]')],
+        [("features.fast.env[0]", "SM70_MOE_ or VLLM_SM70_")],
+    ),
+    "feature named like a setting": (
+        [("[features.banks]", "[features.strict]"), ('needs = ["banks"]', 'needs = ["strict"]')],
+        [("features.strict", "the setting strict")],
+    ),
     "unknown backend": ([('"qpn"', '"qpm"')], [("route[0].backend", 'accepted "qpn"')]),
     "evidence for nothing": ([('"fast"\nclaim', '"fats"\nclaim')], [("evidence[0].route", 'accepted "fast"')]),
     "metadata of a route": (

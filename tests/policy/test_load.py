@@ -98,9 +98,8 @@ def test_all_problems_are_reported_at_once() -> None:
         ("a = 1\na = 2\n", 2),
         ("a = [1,\n", 2),
         ("a = 1" + "0" * 5000, 1),
-        ("\ufeffa = 1\n", 1),
     ],
-    ids=["no value", "open string", "twice", "end of file", "number too long", "byte order mark"],
+    ids=["no value", "open string", "twice", "end of file", "number too long"],
 )
 def test_text_that_is_not_toml_names_its_line(text: str, line: int) -> None:
     """A syntax error is one problem with file and line."""
@@ -286,3 +285,25 @@ def test_a_folder_without_policies_is_an_error(tmp_path: Path) -> None:
     """An empty folder is a mistake, not "no policies"."""
     with pytest.raises(PolicyError, match="has no policy"):
         load_policies(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("mark", "name"), [(b"\xef\xbb\xbf", "UTF-8"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")]
+)
+def test_a_byte_order_mark_is_named(tmp_path: Path, mark: bytes, name: str) -> None:
+    """What an editor put in front of the text is said, instead of an invalid statement."""
+    path = tmp_path / "own.toml"
+    path.write_bytes(mark + (policies_folder() / "generic-awq.toml").read_bytes())
+    with pytest.raises(PolicyError) as caught:
+        load_policy(path)
+    assert caught.value.problems == (
+        f"{path}:1: found a byte order mark (BOM) of {name}; accepted is UTF-8 text without one",
+    )
+
+
+def test_a_byte_order_mark_of_a_decoded_text_is_named() -> None:
+    """A host may hand over text that it has read itself."""
+    text = "\ufeff" + (policies_folder() / "generic-awq.toml").read_text(encoding="utf-8")
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, "FILE")
+    assert caught.value.problems == ("FILE:1: found a byte order mark (BOM), accepted text without one",)

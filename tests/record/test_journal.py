@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import structlog
 from structlog.testing import capture_logs
@@ -158,3 +161,111 @@ def test_a_folder_is_no_journal(tmp_path: Path, path: str) -> None:
     """A folder's path is refused with the variable's name."""
     with pytest.raises(SettingsError, match="SM70_MOE_JOURNAL"):
         Journal(Path(path.format(folder=tmp_path)))
+
+
+class Closed:
+    """A standard output that somebody has closed."""
+
+    def write(self, text: str = "") -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    flush = write
+
+
+def test_a_broken_standard_output_stops_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file gets every line, and one that says why no events follow."""
+    monkeypatch.setattr("sys.stdout", Closed())
+    journal = Journal(tmp_path / "moe.jsonl")
+    journal.admitted(admission(0))
+    journal.flush()
+    journal.event("moe summary", text="done")
+    written = lines(tmp_path / "moe.rank0.jsonl")
+    decisions = [r for r in written if r["event"] == "moe decision"]
+    assert len(decisions) == len(admission(0).decisions)
+    (told,) = [r for r in written if r["event"] == "moe journal"]
+    assert told["text"].startswith("structlog: ")
+    assert written[-1]["event"] == "moe summary"
+
+
+def test_a_standard_output_that_was_never_there(tmp_path: Path) -> None:
+    """A process started without one decides, ends as it wants to, and its file is whole (`prog >&-`)."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "import sm70_moe as sm\n"
+        "from sm70_moe.testing import fake_machine\n"
+        "settings, policy = sm.Settings(journal=Path(sys.argv[1])), sm.load_policy('generic-awq')\n"
+        "with sm.AdmissionService(settings, policy=policy, machine=fake_machine()) as service:\n"
+        "    service.admit(sm.LayerFacts(layer='l'))\n"
+        "sys.exit(7)\n"
+    )
+    command = ["/bin/sh", "-c", 'exec "$0" -c "$1" "$2" >&-', sys.executable, code, str(tmp_path / "moe.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    assert {r["event"] for r in lines(tmp_path / "moe.rank0.jsonl")} == {"moe decision", "moe journal", "moe summary"}
+
+
+def test_a_records_values_are_plain_json_whatever_a_plug_in_gives(tmp_path: Path) -> None:
+    """No value of an event stops the journal, and no line is anything but JSON."""
+    journal = Journal(tmp_path / "moe.jsonl")
+    journal.event("moe summary", odd=[float("nan"), Path("a"), b"b", {1: {2, 3}}, np.float32(0.5), np.int64(7)])
+    (line,) = (tmp_path / "moe.rank0.jsonl").read_text().splitlines()
+    assert json.loads(line)["odd"] == ["nan", "a", "b'b'", {"1": ["2", "3"]}, 0.5, 7]
+    assert "NaN" not in line
+
+
+def test_a_relative_path_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that goes elsewhere keeps its file."""
+    monkeypatch.chdir(tmp_path)
+    journal = Journal(Path("moe.jsonl"))
+    monkeypatch.chdir("/")
+    journal.event("moe summary")
+    assert [r["event"] for r in lines(tmp_path / "moe.rank0.jsonl")] == ["moe summary"]
+
+
+def test_a_pipe_is_no_journal(tmp_path: Path) -> None:
+    """With and without a reader: refused by name, and nobody waits."""
+    path = tmp_path / "moe.rank0.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(SettingsError, match=r"SM70_MOE_JOURNAL.*moe\.rank0\.jsonl"):
+        Journal(tmp_path / "moe.jsonl")
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(SettingsError, match="no regular file"):
+            Journal(tmp_path / "moe.jsonl")
+    finally:
+        os.close(reader)
+
+
+def test_a_forked_child_leaves_its_parents_group_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was open at the fork is its parent's to write; the child writes its own."""
+    journal = Journal(tmp_path / "moe.jsonl")
+    journal.admitted(admission(0))
+    parent = os.getpid()
+    monkeypatch.setattr("os.getpid", lambda: parent + 1)  # the child: same memory, another process
+    journal.flush()
+    assert lines(tmp_path / "moe.rank0.jsonl") == []
+    journal.admitted(admission(7, qpn_m1="0"))
+    journal.flush()
+    assert [r["layers"] for r in lines(tmp_path / "moe.rank0.jsonl") if r["feature"] == "qpn_m1"] == ["7"]
+
+
+def test_a_fork_writes_each_decision_once(tmp_path: Path) -> None:
+    """`admit`, `fork`, and both processes end in order: the open group stands once in the file."""
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "import sm70_moe as sm\n"
+        "from sm70_moe.testing import fake_machine\n"
+        "settings, policy = sm.Settings(journal=Path(sys.argv[1])), sm.load_policy('generic-awq')\n"
+        "service = sm.AdmissionService(settings, policy=policy, machine=fake_machine())\n"
+        "service.admit(sm.LayerFacts(layer='l'))\n"
+        "child = os.fork()\n"
+        "if child: os.waitpid(child, 0)\n"
+        "sys.exit(0)\n"
+    )
+    path = tmp_path / "moe.jsonl"
+    subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=True)
+    features = [r["feature"] for r in lines(tmp_path / "moe.rank0.jsonl")]
+    assert features
+    assert len(features) == len(set(features))

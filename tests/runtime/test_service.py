@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, SettingsError, Sm70MoeError
 from sm70_moe.machine import probe as machine_module
-from sm70_moe.plan.agreement import without
+from sm70_moe.plan.agreement import Lack, without
 from sm70_moe.policy import load_policy, parse_policy, policies_folder, shipped_policies
 from sm70_moe.runtime.service import AdmissionService, wants_native
 from sm70_moe.settings.settings import Settings
@@ -244,8 +244,52 @@ def test_agreed_plans_replace_the_services_own(monkeypatch: pytest.MonkeyPatch) 
     """What the ranks fall back to is what the service keeps, runs and writes down."""
     service = AdmissionService(settings(), machine=fake_machine())
     plan = service.admit(facts())
-    other = without(plan, ["qpn_m1"])
+    other = without(plan, [Lack(1, plan.layer, "qpn_m1")])
     monkeypatch.setattr("sm70_moe.runtime.service.agree", lambda plans, group, seconds: (other,))
     assert service.agree() == (other,)
     assert service.admit(facts()) is other
     assert service.summary().admitted["qpn_m1"] == 0
+
+
+def told(events: list[dict], name: str) -> list[dict]:
+    return [event for event in events if event["event"] == name]
+
+
+def test_a_change_is_told_once_until_it_changes_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five looks at one change are one event; another value, another variable and a relapse are news."""
+    monkeypatch.setenv("SM70_MOE_QPN_M1", "1")
+    steps = [
+        ("SM70_MOE_QPN_M1", "0", 5),
+        ("SM70_MOE_QPN_M1", "2", 2),
+        ("SM70_MOE_GROUPED_DECODE", "0", 2),
+        ("SM70_MOE_QPN_M1", "1", 1),
+        ("SM70_MOE_QPN_M1", "2", 2),
+    ]
+    news: list[list[str]] = []
+    with capture_logs() as events:
+        service = AdmissionService(machine=fake_machine(), policy=FIRST)
+        for name, value, looks in steps:
+            before = len(told(events, "moe drift"))
+            monkeypatch.setenv(name, value)
+            for _ in range(looks):
+                service.drift()
+            news.append([f"{e['check']} {e['observed']}" for e in told(events, "moe drift")[before:]])
+    qpn, grouped = "environment SM70_MOE_QPN_M1", "environment SM70_MOE_GROUPED_DECODE"
+    assert news == [[f"{qpn} 0"], [f"{qpn} 2"], [f"{grouped} 0"], [], [f"{qpn} 2"]]
+
+
+def test_what_was_told_is_not_told_again() -> None:
+    """A refusal that is tried again, a file of the cache, a capture and a summary: each once."""
+    with capture_logs() as events:
+        service = AdmissionService(settings({"qpn_m1": "1"}), machine=fake_machine(), policy=FIRST)
+        for group in (128, 128, 64):
+            with pytest.raises(AdmissionRefused):
+                service.admit(facts(checkpoint_group=group))
+        plan = service.admit(facts(1))
+        for _ in range(3):
+            service._cache_warning(Path("bank"), "not used")
+            service._captured(plan, 1, "qpn_m1")
+            service.summary()
+    refused = [event for event in told(events, "moe decision") if event["outcome"] == "refused"]
+    assert [event["layers"] for event in refused] == ["0", "0"]
+    assert [len(told(events, name)) for name in ("moe cache", "moe capture", "moe summary")] == [1, 1, 1]

@@ -103,7 +103,8 @@ def test_defaults_with_nothing_given() -> None:
         (DENY, "0-3,7", "layer_deny", LayerList(((0, 3), (7, 7)))),
         ("SM70_MOE_PERSISTENT_MAX_TOKENS", "16", "persistent_tokens", 16),
         (TOKENS, "0", "persistent_tokens", 0),
-        (TOKENS, "999999999", "persistent_tokens", 999_999_999),
+        (TOKENS, "32", "persistent_tokens", 32),
+        (TOKENS, "1", "persistent_tokens", 1),
     ],
 )
 def test_each_variable_sets_its_field(name: str, text: str, setting: str, value: object) -> None:
@@ -139,7 +140,10 @@ def test_each_variable_sets_its_field(name: str, text: str, setting: str, value:
         (TOKENS, "1e3"),
         (TOKENS, "0x10"),
         (TOKENS, "１"),  # noqa: RUF001 - a fullwidth digit, which int() would take
-        (TOKENS, "1000000000"),
+        (TOKENS, "33"),
+        (TOKENS, "64"),
+        (TOKENS, "100"),
+        ("SM70_MOE_PERSISTENT_MAX_TOKENS", "64"),
         (TOKENS, "9" * 5000),
     ],
 )
@@ -152,7 +156,7 @@ def test_values_that_are_refused(name: str, text: str) -> None:
 @given(st.text())
 def test_a_number_is_plain_digits_or_refused(text: str) -> None:
     """No text that int() takes and a reader would not is a number of tokens."""
-    plain = text.isascii() and text.isdecimal() and str(int(text)) == text and len(text) < 10
+    plain = text.isascii() and text.isdecimal() and str(int(text)) == text and len(text) < 3 and int(text) <= 32
     if plain:
         assert Settings.from_env({TOKENS: text}).persistent_tokens == int(text)
     else:
@@ -183,7 +187,7 @@ def test_argument_before_environment_before_file_before_default(tmp_path: Path) 
     environment = {"SM70_MOE_POLICY": "environment", "SM70_MOE_JOURNAL": "environment"}
     settings = Settings.from_env(environment, env_file=path, policy="argument")
     assert settings.policy == "argument"
-    assert settings.journal == Path("environment")
+    assert settings.journal == Path.cwd() / "environment"
     assert settings.layer_deny == LayerList(((1, 1),))
     assert settings.strict is False
     assert settings.sources == {
@@ -221,6 +225,8 @@ def test_an_argument_of_none_was_not_given() -> None:
         ("strict", "yes"),
         ("persistent_tokens", True),
         ("persistent_tokens", -1),
+        ("persistent_tokens", 33),
+        ("persistent_tokens", "64"),
         ("persistent_tokens", 1.0),
         ("persistent_tokens", "01"),
         ("layer_allow", [1, 2]),
@@ -327,7 +333,7 @@ def test_an_env_file_is_read_as_such_files_are_written(tmp_path: Path) -> None:
     )
     settings = Settings.from_env({}, env_file=path)
     assert settings.strict is True
-    assert settings.journal == Path("a b")
+    assert settings.journal == Path.cwd() / "a b"
     assert settings.policy == "${HOME}"
     assert "PASSWORD" not in settings.variables
 
@@ -360,6 +366,30 @@ def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(b"SM70_MOE_POLICY=\xff\xfe\n")
     assert str(path) in refusal({}, env_file=path)
     assert str(tmp_path) in refusal({}, env_file=tmp_path)
+
+
+def test_a_byte_order_mark_in_front_of_an_env_file_is_an_error(tmp_path: Path) -> None:
+    """It would hide the first variable of the file."""
+    path = tmp_path / ".env"
+    path.write_bytes(b"\xef\xbb\xbfSM70_MOE_STRICT=1\n")
+    assert "byte order mark (BOM) of UTF-8" in refusal({}, env_file=path)
+
+
+def test_relative_paths_are_those_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that goes elsewhere later keeps the places that were meant; arguments as well as variables."""
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.from_env({"SM70_MOE_JOURNAL": "j.jsonl", "SM70_MOE_CACHE": "c"}, kernels=Path("k"))
+    monkeypatch.chdir("/")
+    assert (settings.journal, settings.cache) == (tmp_path / "j.jsonl", tmp_path / "c")
+    assert settings.kernels == tmp_path / "k"
+
+
+def test_more_tokens_than_are_served_name_what_is_accepted() -> None:
+    """Both spellings, and an argument: name, value, and 0 (derive) or 1 to 32."""
+    for name in (TOKENS, "SM70_MOE_PERSISTENT_MAX_TOKENS"):
+        message = refusal({name: "64"})
+        assert message == f"{name}='64': accepted is 0 (derive), or a whole number from 1 to 32"
+    assert "persistent_tokens='64'" in refusal({}, persistent_tokens="64")
 
 
 def test_a_flag_from_a_file_is_strict_and_says_so(tmp_path: Path) -> None:

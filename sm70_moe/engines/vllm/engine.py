@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from sm70_moe.decision import obstacle_text
 from sm70_moe.engines.arrivals import ArrivedSource
 from sm70_moe.engines.vllm.names import SECTION
 from sm70_moe.engines.vllm.options import read_settings
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.plan.plan import Plan
-from sm70_moe.record.explanation import obstacle_text
 from sm70_moe.runtime.layer import MoELayer
 from sm70_moe.runtime.service import AdmissionService
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError
+from sm70_moe.files import text_of
 from sm70_moe.kernels.build.versions import Scope, Version
 
 RECORD = "BUILD.json"
@@ -122,7 +123,7 @@ class Cubins:
         """Read a folder's record; None if there is none. Raises BackendError for one that is damaged."""
         place = folder.resolve()
         try:
-            text = (place / RECORD).read_text(encoding="utf-8")
+            text = text_of((place / RECORD).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:

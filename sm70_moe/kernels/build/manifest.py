@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sm70_moe.errors import BackendError
+from sm70_moe.files import text_of
 from sm70_moe.kernels.build.geometry import FIELDS, Geometry
 from sm70_moe.kernels.machinecode.budget import Budget
 
@@ -100,7 +101,7 @@ class Manifest:
 def load_manifest(path: Path) -> Manifest:
     """Read NAME.toml. Raises BackendError that names the file, the key and what is accepted."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(text_of(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise BackendError(f"{path}: cannot be read: {error}") from error
     try:

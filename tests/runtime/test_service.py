@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from sm70_moe.machine import probe as machine_module
 from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, SettingsError, Sm70MoeError
+from sm70_moe.machine import probe as machine_module
 from sm70_moe.plan.agreement import without
 from sm70_moe.policy import load_policy, parse_policy, policies_folder, shipped_policies
 from sm70_moe.runtime.service import AdmissionService, wants_native

@@ -40,7 +40,8 @@ def main(scenario: str, folder: str) -> None:
         time.sleep(20)
     start = time.monotonic()
     try:
-        (agreed,) = agree([plan], seconds=5)
+        # ranks that all answer may be slow on a busy machine
+        (agreed,) = agree([plan], seconds=5 if scenario in ("dies", "late") else 60)
         came_out = ",".join(route.name for route in agreed.routes)
     except RankDisagreement as error:
         came_out = f"RankDisagreement: {error}"

@@ -7,13 +7,6 @@ import json
 import pytest
 
 
-def test_the_host_alone_refuses_the_checkpoint(engine, tiny, tmp_path):
-    """Without us vLLM's CPU build has no kernel for it, and our plug-in does not change that unasked."""
-    with pytest.raises(Exception, match="No WNA16 MoE backend") as caught:
-        engine(tiny.write(tmp_path / "m"), quantization=None, dtype="float16")
-    assert "sm70" not in str(caught.value)
-
-
 def test_awq_in_float16_generates_what_the_reference_does(engine, tiny, tmp_path, reference, tokens, journal, capsys):
     """A whole AWQ checkpoint, attention by vLLM's own kernels in half precision."""
     llm = engine(tiny.write(tmp_path / "m"), dtype="float16")

@@ -105,7 +105,7 @@ def visible_devices(
     items = map(str, range(len(found))) if visible is None else (item.strip() for item in visible.split(","))
     chosen: dict[str, Device] = {}
     for item in items:
-        if item.startswith("MIG-"):  # CUDA shows one instance at most, and nothing behind it
+        if found and item.startswith("MIG-"):  # CUDA shows one instance at most, and nothing behind it
             chosen[item] = replace(common(parents(found, item), MIG_HINT), memory=None)
             break
         matches = [i for i, (uuid, _) in enumerate(found) if item == str(i) or is_uuid(item, uuid)]
@@ -131,8 +131,6 @@ def parents(found: tuple[tuple[str, Device], ...], instance: str) -> tuple[Devic
 
 def common(devices: tuple[Device, ...], hint: str = HINT) -> Device:
     """What is true of each of them, by whatever number; `unknown` where they are of several architectures."""
-    if not devices:
-        return Device("", None, unknown="the management library knows no GPU of this id")
     first, models = devices[0], list(dict.fromkeys(device.model for device in devices))
     memory = first.memory if all(device.memory == first.memory for device in devices) else None
     model = " or ".join(models)

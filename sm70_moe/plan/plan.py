@@ -87,10 +87,10 @@ class Plan:
         """What the digest is made of: equal on ranks and layers that run alike.
 
         The layer's name and index, the rank and the device's number are left out: they differ
-        where the plans are the same.
+        where the plans are the same. The device's architecture stands by itself, whoever told it.
         """
         admission = self.admission
-        own = ("layer", "index", "tensor_rank", "expert_rank", "device")
+        own = ("layer", "index", "tensor_rank", "expert_rank", "device", "architecture")
         return {
             "version": DIGEST_VERSION,
             "policy": admission.policy.digest,

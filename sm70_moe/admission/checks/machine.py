@@ -84,6 +84,13 @@ def layer_device(facts: LayerFacts, machine: Machine) -> tuple[Finding, Device |
     if device is None:
         names = [d.name for d in machine.devices]
         return Finding.failed("device", Reason.DEVICE, names, facts.device, "this machine has no such device"), None
+    if facts.architecture is not None and not device.unknown and device.architecture != facts.architecture:
+        hint = "the engine says another architecture than the driver's management library"
+        return Finding.failed("device", Reason.DEVICE, facts.architecture, device.architecture, hint), None
+    if facts.architecture is not None:
+        device = device.told(facts.architecture)
+    if device.unknown:
+        return Finding.unknown("device", "a CUDA device", device.unknown, Reason.DEVICE), None
     if device.capability is None:
         return Finding.failed("device", Reason.DEVICE, "a CUDA device", device.name), device
     return Finding.passed("device", f"{device.name} {device.architecture}"), device

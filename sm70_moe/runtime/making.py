@@ -52,7 +52,7 @@ class Maker:
         backends = {route.backend: backend(plan.admission, route.backend) for route in plan.routes}
         made = self._made(plan, weights, backends, place, captured, progress)
         if made.failed and made.kept:  # the file is wrong or the kernels are: banks of the weights tell
-            distrust = obstacle_text(made.failed[0].finding)
+            distrust = f"wrong on the layer's own weights ({obstacle_text(made.failed[0].finding)})"
             made = self._made(plan, weights, backends, place, captured, progress, distrust)
         return made
 

@@ -116,14 +116,12 @@ def planned(admission: Admission) -> tuple[PlannedRoute, ...]:
         "group": admission.layout.group if admission.layout else None,
     }
 
-    where = admission.device.architecture if admission.device else None
-
     def of(route: Route) -> PlannedRoute:
         backend = admission.machine.backends[route.backend]
         assert not isinstance(backend, Broken)  # an admitted route's backend has loaded
         ours = build is not None and backend.native and route.backend in BUILT_IN
         choice = build.choice(route.backend, sizes) if build is not None and ours else Choice()
-        return PlannedRoute(route, choice, backend.can(where))
+        return PlannedRoute(route, choice, admission.abilities.get(route.backend))
 
     return tuple(map(of, admission.routes))
 

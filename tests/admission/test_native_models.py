@@ -65,9 +65,7 @@ def test_every_model_that_can_run_is_native_from_one_token(capability: tuple[int
     plans = [plan(row, capability) for row in MODELS]
     able = [found for found in plans if found.supported]
     assert (len(MODELS), len(able)) == (240, 214)
-    slow = [
-        (found.admission.facts, tokens) for found in able for tokens in range(1, 9) if not native(found, tokens)
-    ]
+    slow = [(found.admission.facts, tokens) for found in able for tokens in range(1, 9) if not native(found, tokens)]
     assert slow == []
 
 

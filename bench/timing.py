@@ -51,6 +51,7 @@ class Bench:
         module = cuda.module((FOLDER / "roofline.cubin").read_bytes())
         self.roof13 = Kernel(cuda, module, "roofline_w13", "ppppiii")
         self.roof2 = {n: Kernel(cuda, module, f"roofline_w2_{n}", "ppppiiii") for n in (1, 2, 4, 8)}
+        self.tiles2 = Kernel(cuda, module, "roofline_w2_tiles", "ppppiii")
         self.separate = Kernel(cuda, module, "separator", "ppppi")
         self.nothing = Kernel(cuda, module, "nothing", "")
 

@@ -91,16 +91,26 @@ def decode(case: Case) -> tuple[Step, ...]:
 
     W13 has a block for each octet of interleaved columns and each slot; blocks whose expert an
     earlier slot has leave at once. W2 has a block for each octet of output columns and one token (up
-    to two tokens) or four; `w2_8` is cut for more blocks than fit at once.
+    to two tokens) or four; `w2_8` is cut for more blocks than fit at once. Both may start before the kernel in
+    front ends: they wait for it themselves.
     """
     axes = {"metadata": case.layout.metadata.value, "order": case.layout.order}
     most, second = (1, "w2_1") if case.tokens <= 2 else (4, "w2_4" if case.tokens <= 4 else "w2_8")
-    w13 = 2 * case.shape.intermediate // OCTET, case.tokens * case.top_k
+    first, w13 = (
+        f"w13_{case.tokens if case.tokens <= 2 else 8}",
+        (2 * case.shape.intermediate // OCTET, case.tokens * case.top_k),
+    )
     w2 = case.shape.hidden // OCTET, -(-case.tokens // most)
     return (
-        Step("decode_w13", f"w13_{case.tokens if case.tokens <= 2 else 8}", grid=w13, axes=axes),
+        Step("decode_w13", first, grid=w13, axes=axes, threads=w13_threads(case.shape.hidden), dependent=case.dependent),
         Step("decode_w2", second, grid=w2, axes=axes, dependent=case.dependent),
     )
+
+
+def w13_threads(hidden: int) -> int:
+    """A warp for each 512 of K, up to 16. A version for these sizes is bound to as many; the version for any
+    sizes takes what it is given (w13.cuh)."""
+    return 32 * min(16, -(-hidden // 512))
 
 
 def decode_route(first: int, last: int) -> Route:

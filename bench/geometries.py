@@ -108,6 +108,11 @@ def right(report: Report, name: str, cuda: Cuda) -> None:
         checks.alike(f"{name} metadata {metadata}", one, Decode(cuda, name, bank, metadata=metadata))
     checks.alike(f"{name} by runtime", one, Decode(cuda, "runtime", bank))
     checks.alike(f"{name} tiles by runtime", one, Decode(cuda, "runtime", bank, order=1, metadata=3))
+    for many in ((1, 1), (3, 3), (16, 16)):
+        other = Decode(cuda, name, bank)
+        other.many = many
+        checks.alike(f"{name} many {many}", one, other)
+    chained(other)
     chained(one)
     report.note(name, "checks", len(checks.CHECKS))
     report.note(name, "wrong", [what for what, good in checks.CHECKS if not good][:12])
@@ -226,9 +231,26 @@ def timed(report: Report, name: str, cuda: Cuda, variants: dict[str, tuple[str, 
         take("w2 plain", ours(bench, base, False, "w2"))
         take("runtime dependent", ours(bench, runtime, True))
         good = bool(torch.isfinite(bench.out).all())
-        for variant, pair in variants.items():
-            take(f"{variant} dependent", ours(bench, Decode(cuda, name, banks[0], variants=pair), True))
-        ratios = {k: round(v / plain, 2) for k, v in found.items() if "w13 " not in k and "w2 " not in k}
+        best = [("one", found["w13 plain"], 0), ("one", found["w2 plain"], 0)]
+        for octets in (2, 3, 4, 6, 8, 16):
+            for at, part in enumerate(("w13", "w2")):
+                base.many = (octets, octets)
+                took = bench.time(ours(bench, base, False, part), 5, 5)[0]
+                found[f"{part} many {octets}"] = round(took, 2)
+                best[at] = min(best[at], ("many", took, octets), key=lambda b: b[1])
+        base.many = best[0][2], best[1][2]
+        found["best"] = str(base.many)
+        take("best dependent", ours(bench, base, True), 9)
+        take("best plain", ours(bench, base, False), 9)
+        for source, other in variants.items():
+            decode = Decode(cuda, name, banks[0], variants=other)
+            decode.many = base.many
+            for octets in (3, 6, 8):
+                decode.many = (octets, octets)
+                part = "w13" if "w13" in source else "w2"
+                found[f"{source} {octets}"] = round(bench.time(ours(bench, decode, False, part), 5, 5)[0], 2)
+        base.many = (0, 0)
+        ratios = {k: round(v / plain, 2) for k, v in found.items() if k.endswith(("dependent", "plain"))}
         report.note(name, f"M={tokens}", kept | found | {"ratio": ratios, "finite": good})
         torch.cuda.empty_cache()
 

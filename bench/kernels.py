@@ -44,11 +44,12 @@ class Decode:
         carveout: int | None = None,
     ) -> None:
         self.bank, self.order, self.metadata, self.dependent = bank, order, metadata, dependent
+        self.many = (0, 0)  # octets of a block in W13 and W2; 0: one, and the kernels for that
         tag = f"{geometry}.o{order}.m{metadata}.s{int(volta)}"
         self.kernels = {}
         kernels = {
-            "decode_w13": (KINDS13, ("w13_1", "w13_2", "w13_8")),
-            "decode_w2": (KINDS2, ("w2_1", "w2_4", "w2_8")),
+            "decode_w13": (KINDS13, ("w13_1", "w13_2", "w13_8", "w13_many_1", "w13_many_8")),
+            "decode_w2": (KINDS2, ("w2_1", "w2_4", "w2_8", "w2_many")),
         }
         for (source, (kinds, names)), variant in zip(kernels.items(), variants, strict=True):
             file = f"{source}.{geometry}.{variant}" if variant else f"{source}.{tag}"
@@ -61,6 +62,8 @@ class Decode:
 
     def w13(self, x: torch.Tensor, ids: torch.Tensor, inner: torch.Tensor, bank: Bank | None = None) -> None:
         name, grid, threads = w13_plan(self.bank.shape, x.shape[0])
+        if self.many[0]:
+            name, grid = f"w13_many_{1 if x.shape[0] == 1 else 8}", (up(grid[0], self.many[0]), grid[1])
         planes = (bank or self.bank).addresses("w13", self.order, self.metadata)
         sizes = self.sizes(x.shape[0])
         inputs = x.data_ptr(), ids.data_ptr()
@@ -75,6 +78,8 @@ class Decode:
         bank: Bank | None = None,
     ) -> None:
         name, grid = w2_plan(self.bank.shape, out.shape[0])
+        if self.many[1]:
+            name, grid = "w2_many", (up(grid[0], self.many[1]), out.shape[0])
         threads = self.kernels[name].threads
         planes = (bank or self.bank).addresses("w2", self.order, self.metadata)
         inputs = inner.data_ptr(), ids.data_ptr(), weights.data_ptr()

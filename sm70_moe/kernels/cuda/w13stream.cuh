@@ -1,24 +1,25 @@
 // W13 for layers with many columns: a block takes several octets of one expert, one after the other.
 //
 // Bits, columns of the tensor-core step and the choice of whom a block serves are those of w13.cuh. A warp
-// keeps its part of K, with the activations in registers, and goes through the block's octets: whenever it has
-// used up the codes of four units it asks for those of the next octet in their place, so that its loads never stop
-// and nothing but the decoding and the product is done again for each octet.
+// keeps its part of K, with the activations in registers, and goes through the block's octets: it asks for all of the
+// next octet, then multiplies this one, so that its loads never stop and nothing but the decoding and the product is
+// done again for each octet. All of an octet at once: a multiprocessor waits for loads by six counters a warp, and
+// loads that are asked for one by one, between the products, come to share them with those that are needed first.
 //
 // The quad-pair step would need 64 registers for its activations: there, octets are just done one by one.
 #pragma once
 #include "w13.cuh"
 
 #ifndef MOE_W13_STREAM_RESIDENT  // warps that a multiprocessor should hold: what registers are kept low for
-#define MOE_W13_STREAM_RESIDENT (SPECIALISED ? 20 : 16)
+#define MOE_W13_STREAM_RESIDENT 16
 #endif
 
 template <int MOST>
 struct W13StreamCut {
   using C = W13Cut<MOST>;
   static constexpr int kOctetFloats = kMostParts * 8 * C::kServed;
-  // octets whose sums are kept in shared memory at once: 32 KB at most
-  static constexpr int kBatch = kOctetFloats * 8 <= 8192 ? 8 : kOctetFloats * 4 <= 8192 ? 4 : 1;
+  // octets whose sums are kept in shared memory at once, an even number: 32 KB, or two
+  static constexpr int kBatch = kOctetFloats * 8 <= 8192 ? 8 : kOctetFloats * 4 <= 8192 ? 4 : 2;
   static constexpr int kFloats = kOctetFloats * kBatch;
   static constexpr int kBlocks = MOE_W13_STREAM_RESIDENT / C::kWarps < 1 ? 1 : MOE_W13_STREAM_RESIDENT / C::kWarps;
 };
@@ -87,19 +88,22 @@ __device__ __forceinline__ void w13_stream(const u16* x, const int* ids, const v
   const Matrix matrix = Matrix::of(words, groups, zeros, expert, units, 2 * INNER, GROUP);
   const int first = warp * C::kWarpParts, unit = first * kPartUnits + quad;
   Matrix::Place place = matrix.at(begin, unit, row);
-  uint4 codes[kQuads][kSets];
-  Matrix::Raw raw[kQuads][kSets];
-  auto request = [&](int j, bool more) {
+  uint4 codes[2][kQuads][kSets];
+  Matrix::Raw raw[2][kQuads][kSets];
+  auto request = [&](int h, int octet) {
 #pragma unroll
-    for (int s = 0; s < kSets; s++) {
-      const int ahead = s * kPartUnits + 4 * j;
-      const bool there = more && (C::kWhole || unit + ahead < units);
-      codes[j][s] = matrix.codes_at(place, ahead, there);
-      raw[j][s] = matrix.raw_at(place, ahead, there);
+    for (int j = 0; j < kQuads; j++) {
+#pragma unroll
+      for (int s = 0; s < kSets; s++) {
+        const int ahead = s * kPartUnits + 4 * j;
+        const bool there = octet < end && (C::kWhole || unit + ahead < units);
+        codes[h][j][s] = matrix.codes_at(place, ahead, there);
+        raw[h][j][s] = matrix.raw_at(place, ahead, there);
+      }
     }
+    matrix.next_octets(place, octet, unit, row, 1);
   };
-#pragma unroll
-  for (int j = 0; j < kQuads; j++) request(j, begin < end);
+  request(0, begin);
   if (TOKENS > 1 && !known && warp == 0) scan(served, all, expert, slot, tokens * TOP_K, top_k);
   sync_task<kW13, C::kThreads>();  // keeps the loads in front
   let_next_start();
@@ -120,32 +124,34 @@ __device__ __forceinline__ void w13_stream(const u16* x, const int* ids, const v
     operand[i] = read_activations(activations + i / 4 * 128 + i % 4 * 8,
                                   serves && (C::kWhole || own + i / 4 * 4 < units));
 
-  const int batch = SPECIALISED ? S::kBatch : min(8, S::kFloats / (parts * 8 * TOKENS));
+  const int batch = SPECIALISED ? S::kBatch : min(8, S::kFloats / (parts * 8 * TOKENS) & ~1);
 #pragma unroll 1
   for (int start = begin; start < end; start += batch) {
     const int count = min(batch, end - start);
 #pragma unroll 1
-    for (int at = 0; at < count; at++) {
-      const int octet = start + at;
-      const bool more = octet + 1 < end;
-      matrix.next_octets(place, octet, unit, row, 1);
-      Sums sum;
+    for (int pair = 0; pair < count; pair += 2) {
 #pragma unroll
-      for (int j = 0; j < kQuads; j++) {
-        Scale scale[kSets];
+      for (int h = 0; h < 2; h++) {
+        const int at = pair + h, octet = start + at;
+        if (h && at >= count) break;  // the last batch may be odd
+        request(1 - h, octet + 1);
+        Sums sum;
 #pragma unroll
-        for (int s = 0; s < kSets; s++) scale[s] = raw[j][s].scale(row);
+        for (int j = 0; j < kQuads; j++) {
+          Scale scale[kSets];
 #pragma unroll
-        for (int w = 0; w < 4; w++) {
-          u32 weights[kSets][4];
+          for (int s = 0; s < kSets; s++) scale[s] = raw[h][j][s].scale(row);
 #pragma unroll
-          for (int s = 0; s < kSets; s++) decode(word_of(codes[j][s], w), scale[s], weights[s]);
-          sum.add(weights, operand[4 * j + w]);
+          for (int w = 0; w < 4; w++) {
+            u32 weights[kSets][4];
+#pragma unroll
+            for (int s = 0; s < kSets; s++) decode(word_of(codes[h][j][s], w), scale[s], weights[s]);
+            sum.add(weights, operand[4 * j + w]);
+          }
         }
-        request(j, more);
+        sum.join();
+        keep_part((float(*)[8][TOKENS])(sums + at * parts * 8 * TOKENS), first, parts, C::kWhole, sum.c[0]);
       }
-      sum.join();
-      keep_part((float(*)[8][TOKENS])(sums + at * parts * 8 * TOKENS), first, parts, C::kWhole, sum.c[0]);
     }
     sync_task<kW13, C::kThreads>();
     finish_octets<MOST>(sums, served, intermediate, slot, start, count, parts, top_k, inner);

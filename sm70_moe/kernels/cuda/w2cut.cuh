@@ -13,7 +13,7 @@ constexpr int kMostParts2 = 1344;      // sums of a block: 42 KB
 // once; but not so many that 16 warps could not take those of few slots in one go (128 places), or that the
 // sums of four tokens would take more than 40 KB.
 __device__ constexpr int run_units_of(int units, int top_k) {
-  const int usual = units <= 8 ? 1 : units <= 24 ? 2 : 4;
+  const int usual = units <= 8 ? 1 : units < 16 ? 2 : 4;
   const int few = top_k < 8 ? divide_up(units * top_k, 128) : 1, fit = divide_up(units * 4 * top_k, 1280);
   const int least = few > fit ? few : fit;
   return usual >= least ? usual : divide_up(least, 4) * 4;

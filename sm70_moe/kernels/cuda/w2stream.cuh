@@ -1,18 +1,15 @@
 // W2 for layers with much to read: a block takes several octets of one token's output, one after the other.
 //
 // Runs, places and bits are those of w2.cuh. A warp keeps its places - slots and their runs - and goes through
-// the block's octets: whenever it has used up a unit it asks for one further on in the same place, in the next
-// octet behind the last. Each token has its own block, since a slot's weights serve that slot only.
+// the block's octets, two units at a time: it asks for the next two, then multiplies these (w13stream.cuh says why).
+// Each token has its own block, since a slot's weights serve that slot only.
 //
 // For the quad-pair step and for runs that no warp can have in registers, octets are just done one by one.
 #pragma once
 #include "w2.cuh"
 
 #ifndef MOE_W2_STREAM_RESIDENT  // warps that a multiprocessor should hold: what registers are kept low for
-#define MOE_W2_STREAM_RESIDENT (SPECIALISED ? 24 : 16)
-#endif
-#ifndef MOE_W2_STREAM_HELD  // units that are on their way
-#define MOE_W2_STREAM_HELD 2
+#define MOE_W2_STREAM_RESIDENT 20
 #endif
 #ifndef MOE_W2_STREAM_EARLY  // operands of a unit that are loaded before the first is used
 #define MOE_W2_STREAM_EARLY 4
@@ -22,15 +19,14 @@ struct W2StreamCut {
   using C = W2Cut<1, false>;
 #if SPECIALISED
   static constexpr int kSteps = C::kWarpRuns * C::kRunUnits;  // of a warp in an octet
-  static constexpr bool kStreams = !QUADPAIR && kSteps <= 8;
-  static constexpr int kHeld = kSteps == 1 ? 1 : MOE_W2_STREAM_HELD;
+  static constexpr bool kStreams = !QUADPAIR && kSteps <= 8 && (kSteps == 1 || kSteps % 2 == 0) && C::kSlots * C::kRuns <= 336;
   static constexpr int kItems = C::kSlots * C::kRuns;
 #else
   static constexpr bool kStreams = false;
   static constexpr int kItems = 1;
 #endif
-  // octets whose sums are kept in shared memory at once: 32 KB at most
-  static constexpr int kBatch = !kStreams ? 1 : kItems <= 128 ? 8 : kItems <= 256 ? 4 : 1;
+  // octets whose sums are kept in shared memory at once: 42 KB at most
+  static constexpr int kBatch = !kStreams ? 1 : kItems <= 128 ? 8 : 4;
   static constexpr int kFloats = kStreams ? kBatch * kItems * 8 : 1;
   static constexpr int kBlocks = MOE_W2_STREAM_RESIDENT / C::kWarps < 1 ? 1 : MOE_W2_STREAM_RESIDENT / C::kWarps;
 };
@@ -61,13 +57,16 @@ __device__ __forceinline__ void finish_outputs(float (*sums)[8], const float* fa
   }
 }
 
-__device__ __forceinline__ void w2_octets(const W2Call& call, const float* weights, u16* out, int begin, int end) {
+// `never` is 0, which the compiler does not know.
+__device__ __forceinline__ void w2_octets(const W2Call& call, const float* weights, u16* out, int begin, int end,
+                                          u32 never) {
   using C = W2StreamCut::C;
   using S = W2StreamCut;
-  constexpr int kSteps = S::kSteps, kHeld = S::kHeld, kRun = C::kRunUnits, kUnits = C::kUnits;
+  constexpr int kSteps = S::kSteps, kRun = C::kRunUnits, kUnits = C::kUnits;
   constexpr int kShift = GROUP >> 6, kEach = kRun < 1 << kShift ? kRun : 1 << kShift;
   constexpr bool kAligned = kEach == 1 << kShift;
-  constexpr int kFirst = kSteps == 1 ? 2 : 1;  // octets in one pass: two units are on their way at least
+  // units that are asked for together, and octets until both buffers have had their turn
+  constexpr int kPair = kSteps == 1 ? 1 : 2, kFirst = kSteps / kPair % 2 + 1;
   __shared__ float sums[S::kBatch * S::kItems][8];
   __shared__ float factor[TOP_K];
   __shared__ int chosen[TOP_K];
@@ -96,58 +95,59 @@ __device__ __forceinline__ void w2_octets(const W2Call& call, const float* weigh
   const u16* activations = call.intermediate + (C::kList ? mine / C::kRuns : mine) * INNER + own * 32;
   asm volatile("" : "+l"(activations));  // one address, not one for each load
 
-  constexpr int kSlotsHeld = kFirst * kHeld;
-  uint4 codes[kSlotsHeld][kSets];
-  Matrix::Raw raw[kSlotsHeld][kSets];
-  // Unit `t` of this octet, or of the one behind it; the places are those of `this` octet.
-  constexpr int kCodes = kUnits * 128, kRaws = (kUnits >> kShift) * 4;  // to the next octet: bytes, and units' worth
+  uint4 codes[2][kPair][kSets];
+  Matrix::Raw raw[2][kPair][kSets];
+  // The units from `t` on, counted from the octet of the places, which may lie in the next one.
   auto request = [&](int held, int t, bool more) {
-    const int octet = t / kSteps, unit = t % kSteps;
 #pragma unroll
-    for (int s = 0; s < kSets; s++) {
-      const bool needed = more && there[s] && (C::kWhole || from[s] + unit < kUnits);
-      Matrix::Place at = place[s];
-      matrix[s].next_octets(at, 0, 0, 0, octet);
-      codes[held][s] = matrix[s].codes_at(at, unit, needed);
-      if (unit % kEach == 0)
-        raw[held][s] = matrix[s].raw_at(at, kAligned ? unit : from[s] + unit, needed);
-      else
-        raw[held][s] = raw[(held + kSlotsHeld - 1) % kSlotsHeld][s];
+    for (int u = 0; u < kPair; u++) {
+      const int unit = (t + u) % kSteps;
+#pragma unroll
+      for (int s = 0; s < kSets; s++) {
+        const bool needed = more && there[s] && (C::kWhole || from[s] + unit < kUnits);
+        Matrix::Place at = place[s];
+        matrix[s].next_octets(at, 0, 0, 0, (t + u) / kSteps);
+        codes[held][u][s] = matrix[s].codes_at(at, unit, needed);
+        if (u == 0 || unit % kEach == 0)
+          raw[held][u][s] = matrix[s].raw_at(at, kAligned ? unit : from[s] + unit, needed);
+        else
+          raw[held][u][s] = raw[held][u - 1][s];
+      }
     }
   };
-#pragma unroll
-  for (int h = 0; h < kSlotsHeld; h++) request(h, h, begin + h / kSteps < end);
+  request(0, 0, begin < end);
 #pragma unroll 1
   for (int i = threadIdx.x; i < TOP_K; i += C::kThreads) chosen[i] = call.ids[i], factor[i] = weights[i];
   Previous{}();
   sync_task<kW2, C::kThreads>();  // keeps the loads in front
 
-  // one octet, whose first unit is in place `held` of those that are on their way
-  auto octet_of = [&](int held, float(*to)[8], int octet, bool more) {
-    float one = 0.0f, two = 0.0f;
+  // one octet, whose first units are in buffer `held`
+  auto octet_of = [&](int held, float(*to)[8], bool more) {
     Sums sum;
 #pragma unroll
     for (int t = 0; t < kSteps; t++) {
-      const int h = (held + t) % kSlotsHeld;
+      const int h = (held + t / kPair) & 1, u = t % kPair;
+      if (u == 0) request(1 - h, t + kPair, t + kPair < kSteps || more);
+      // Not before the codes are there: else operands of all units would be asked for at once and take the
+      // registers that hold codes on their way.
+      const u16* const from_here = activations + (codes[h][u][0].x & never);
       uint4 operand[4];
       auto load = [&](int w) {
-        operand[w] =
-            read_activations(activations + t * 32 + w * 8, serves && (C::kWhole || own + t < kUnits));
+        operand[w] = read_activations(from_here + t * 32 + w * 8, serves && (C::kWhole || own + t < kUnits));
       };
 #pragma unroll
       for (int w = 0; w < MOE_W2_STREAM_EARLY; w++) load(w);
       Scale scale[kSets];
 #pragma unroll
-      for (int s = 0; s < kSets; s++) scale[s] = raw[h][s].scale(row);
+      for (int s = 0; s < kSets; s++) scale[s] = raw[h][u][s].scale(row);
 #pragma unroll
       for (int w = 0; w < 4; w++) {
         if (w + MOE_W2_STREAM_EARLY < 4) load(w + MOE_W2_STREAM_EARLY);
         u32 decoded[kSets][4];
 #pragma unroll
-        for (int s = 0; s < kSets; s++) decode(word_of(codes[h][s], w), scale[s], decoded[s]);
+        for (int s = 0; s < kSets; s++) decode(word_of(codes[h][u][s], w), scale[s], decoded[s]);
         sum.add(decoded, operand[w]);
       }
-      request(h, t + kSlotsHeld, t + kSlotsHeld < kSteps || more);
       if ((t + 1) % kRun == 0) {
         float dot, next;
         const int run = start + t / kRun;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void w2_octets(const W2Call& call, const float* weigh
 #pragma unroll
       for (int h = 0; h < kFirst; h++) {
         if (h == 0 || at + h < count) {
-          octet_of(h * kHeld, sums + (at + h) * S::kItems, octet + at + h, octet + at + h + kFirst < end);
+          octet_of(h, sums + (at + h) * S::kItems, octet + at + h + 1 < end);
 #pragma unroll
           for (int s = 0; s < kSets; s++) matrix[s].next_octets(place[s], 0, 0, 0, 1);
         }
@@ -202,7 +202,7 @@ __device__ __forceinline__ void w2_stream(const u16* intermediate, const int* id
                          experts,
                          group,
                          begin};
-    w2_octets(call, weights + token * TOP_K, out + (u64)token * HIDDEN, begin, end);
+    w2_octets(call, weights + token * TOP_K, out + (u64)token * HIDDEN, begin, end, (u32)tokens >> 8);
     return;
   }
 #endif

@@ -199,7 +199,7 @@ def rooflines(b: Bench) -> Iterator[tuple[str, Layer]]:
     for each in (4, 2):
         threads = max(32, up(loads["w2"], each))
         seconds[f"each{each}"] = lambda n, d, t=threads: tiles(n, "w2", t, d)
-    for threads, split in ((128, 1), (256, 1), (256, 2), (512, 1), (512, 2), (256, 8)):
+    for threads, split in ((128, 1), (256, 1), (256, 2), (512, 1), (512, 2), (256, 8), (256, 16)):
         if 8 * (threads // loads["w2"]) * split >= b.most_distinct:
             seconds[f"t{threads}s{split}"] = lambda n, d, t=threads, p=split: shared(n, t, p, d)
     wides = [w for w in (up(loads["w13"], 5), up(loads["w13"], 3)) if w <= 1024]
@@ -244,6 +244,20 @@ def timed(report: Report, name: str, cuda: Cuda, variants: dict[str, tuple[str, 
         found["best"] = str(base.many)
         take("best dependent", ours(bench, base, True), 9)
         take("best plain", ours(bench, base, False), 9)
+        bench.early = True
+        take("best early dependent", ours(bench, base, True), 9)
+        wide, second = kept["roof shape"].split()[2:0:-1]
+        for kind, layer in rooflines(bench):
+            if kind.endswith("dependent") and f" {second} {wide} " in kind:
+                take("roof early dependent", layer)
+        bench.early = False
+        for metadata in (3, 2):
+            other = Decode(cuda, name, banks[0], metadata=metadata)
+            other.many = base.many
+            # banks of other kinds of metadata are there once only: every layer reads the first
+            few = Bench(cuda, banks[:1], tokens)
+            found[f"metadata {metadata} / 4, one bank"] = round(
+                few.time(ours(few, other, True), 5, 5)[0] / few.time(ours(few, base, True), 5, 5)[0], 3)
         for source, other in variants.items():
             decode = Decode(cuda, name, banks[0], variants=other)
             decode.many = base.many

@@ -26,7 +26,7 @@ W13_LOADS = (5, 4, 2)
 W2_LOADS = (1, 2, 4, 8)
 """Loads a thread for which there are kernels of W2."""
 
-W2_SHAPES = ((128, 1), (256, 1), (256, 2), (512, 1), (512, 2), (256, 4), (256, 8))
+W2_SHAPES = ((128, 1), (256, 1), (256, 2), (512, 1), (512, 2), (256, 4), (256, 8), (256, 16))
 """Threads that a block of W2's kernel has at most, and blocks that share a tile's experts."""
 
 EACH = 0

@@ -91,4 +91,12 @@ extern "C" __global__ void separator(const int* from_ids, const float* from_weig
   if (i < count) ids[i] = from_ids[i], weights[i] = from_weights[i];
 }
 
+// The same, by a router that lets the next kernel start while it runs.
+extern "C" __global__ void separator_early(const int* from_ids, const float* from_weights, int* ids, float* weights,
+                                           int count) {
+  let_next_start();
+  const int i = threadIdx.x;
+  if (i < count) ids[i] = from_ids[i], weights[i] = from_weights[i];
+}
+
 extern "C" __global__ void nothing() {}

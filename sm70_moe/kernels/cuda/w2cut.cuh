@@ -30,10 +30,10 @@ __device__ constexpr int run_units_of(int units, int top_k) {
 #define MOE_W2_AHEAD (QUADPAIR ? 8 : CROWDED ? 1 : 2)
 #endif
 #ifndef MOE_W2_HELD  // units whose loads are on their way, of longer runs
-#define MOE_W2_HELD (CROWDED ? 2 : 4)
+#define MOE_W2_HELD (CROWDED || (QUADPAIR && TOKENS == 4) ? 2 : 4)
 #endif
 #ifndef MOE_W2_EARLY  // operands of a unit that are loaded before the first is used, of longer runs
-#define MOE_W2_EARLY (QUADPAIR || (SPECIALISED && TOKENS == 1) ? 4 : 2)
+#define MOE_W2_EARLY (SPECIALISED && TOKENS == 1 && !QUADPAIR ? 4 : 2)
 #endif
 #ifndef MOE_W2_STAGED  // activations through shared memory; it lost on an H200, but leaves Volta its registers
 #define MOE_W2_STAGED QUADPAIR

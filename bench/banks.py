@@ -90,9 +90,9 @@ class Bank:
         """FP16 weights (K, N) of one expert."""
         found = self.planes[name]
         n = found["o0"].shape[1] * 8
-        codes = octets.PACKING.unpack(found["o0"][expert].cpu(), n).T.float()
-        scale = octets.restore(found["scale"][expert].cpu()).float()
-        bias = (-octets.restore(found["zero"][expert].cpu()).float() * scale).half().float()
+        codes = octets.PACKING.unpack(found["o0"][expert], n).T.float()
+        scale = octets.restore(found["scale"][expert]).float()
+        bias = (-octets.restore(found["zero"][expert]).float() * scale).half().float()
         g = self.shape.group
         return (codes * scale.repeat_interleave(g, 0) + bias.repeat_interleave(g, 0)).half().to(DEVICE)
 

@@ -8,7 +8,7 @@ import torch
 
 PARAMETER = {"p": ctypes.c_uint64, "i": ctypes.c_int32}
 DEPENDENT = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-REGISTERS, MOST_DYNAMIC, CARVEOUT = 4, 8, 9
+MOST_THREADS, REGISTERS, MOST_DYNAMIC, CARVEOUT = 0, 4, 8, 9
 
 
 class Attribute(ctypes.Structure):
@@ -53,6 +53,7 @@ class Kernel:
         self.cuda, self.name, self.kinds = cuda, name, kinds
         self.function = ctypes.c_void_p()
         cuda.call("cuModuleGetFunction", ctypes.byref(self.function), module, name.encode())
+        self.threads = self.attribute(MOST_THREADS)
         if carveout is not None:
             self.prefer(carveout)
 

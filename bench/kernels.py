@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,31 +15,16 @@ FOLDER = Path(__file__).resolve().parents[1] / ".bench"
 KINDS13, KINDS2 = "pp" + "pppp" + "p" + "iiiiii", "ppp" + "pppp" + "p" + "iiiiii"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Threads and grids, as the sources compute them."""
+def w13_plan(shape: Shape, tokens: int) -> tuple[str, tuple[int, int], int]:
+    """Kernel, grid, threads, as `native.steps.decode` has them."""
+    grid = shape.inner // 4, tokens * shape.top_k
+    return f"w13_{tokens if tokens <= 2 else 8}", grid, 32 * min(16, up(shape.hidden, 512))
 
-    shape: Shape
-    volta: bool
-    special: bool
 
-    def w13(self, tokens: int) -> tuple[str, tuple[int, int], int]:
-        warps = min(16, up(self.shape.hidden // 32, 16)) if self.special else 8
-        return f"w13_{tokens if tokens <= 2 else 8}", (self.shape.inner // 4, tokens * self.shape.top_k), 32 * warps
-
-    def w2(self, tokens: int) -> tuple[str, tuple[int, int], int]:
-        """Kernel, grid, threads."""
-        most, name = (1, "w2_1") if tokens <= 2 else (4, "w2_4" if tokens <= 4 else "w2_8")
-        grid = self.shape.hidden // 8, up(tokens, most)
-        if not self.special:
-            return name, grid, 256
-        units, slots = self.shape.inner // 32, most * self.shape.top_k
-        runs = up(units, up(units, 8))
-        if not self.volta and units <= 8 and most == 1 and up(slots * runs, 8) <= 16:
-            return name, grid, 32 * up(slots * runs, 8)
-        groups = up(slots, 4 if self.volta else 8)
-        warps = (16 if most == 4 else 10) if self.volta else 5 if most == 4 else 16
-        return name, grid, 32 * groups * max(1, min(warps // groups, runs))
+def w2_plan(shape: Shape, tokens: int) -> tuple[str, tuple[int, int]]:
+    """Kernel and grid; threads are those that its launch bounds say."""
+    most, name = (1, "w2_1") if tokens <= 2 else (4, "w2_4" if tokens <= 4 else "w2_8")
+    return name, (shape.hidden // 8, up(tokens, most))
 
 
 class Decode:
@@ -60,12 +44,12 @@ class Decode:
         carveout: int | None = None,
     ) -> None:
         self.bank, self.order, self.metadata, self.dependent = bank, order, metadata, dependent
+        self.many = (0, 0)  # octets of a block in W13 and W2; 0: one, and the kernels for that
         tag = f"{geometry}.o{order}.m{metadata}.s{int(volta)}"
-        self.plan = Plan(bank.shape, volta, geometry != "runtime")
         self.kernels = {}
         kernels = {
-            "decode_w13": (KINDS13, ("w13_1", "w13_2", "w13_8")),
-            "decode_w2": (KINDS2, ("w2_1", "w2_4", "w2_8")),
+            "decode_w13": (KINDS13, ("w13_1", "w13_2", "w13_8", "w13_many_1", "w13_many_8")),
+            "decode_w2": (KINDS2, ("w2_1", "w2_4", "w2_8", "w2_many")),
         }
         for (source, (kinds, names)), variant in zip(kernels.items(), variants, strict=True):
             file = f"{source}.{geometry}.{variant}" if variant else f"{source}.{tag}"
@@ -77,10 +61,13 @@ class Decode:
         return tokens, s.top_k, s.hidden, s.inner, s.experts, s.group
 
     def w13(self, x: torch.Tensor, ids: torch.Tensor, inner: torch.Tensor, bank: Bank | None = None) -> None:
-        name, grid, threads = self.plan.w13(x.shape[0])
+        name, grid, threads = w13_plan(self.bank.shape, x.shape[0])
+        if self.many[0]:
+            name, grid = f"w13_many_{1 if x.shape[0] == 1 else 8}", (up(grid[0], self.many[0]), grid[1])
         planes = (bank or self.bank).addresses("w13", self.order, self.metadata)
         sizes = self.sizes(x.shape[0])
-        self.kernels[name].launch(grid, threads, x.data_ptr(), ids.data_ptr(), *planes, inner.data_ptr(), *sizes)
+        inputs = x.data_ptr(), ids.data_ptr()
+        self.kernels[name].launch(grid, threads, *inputs, *planes, inner.data_ptr(), *sizes, dependent=self.dependent)
 
     def w2(
         self,
@@ -90,7 +77,10 @@ class Decode:
         out: torch.Tensor,
         bank: Bank | None = None,
     ) -> None:
-        name, grid, threads = self.plan.w2(out.shape[0])
+        name, grid = w2_plan(self.bank.shape, out.shape[0])
+        if self.many[1]:
+            name, grid = "w2_many", (up(grid[0], self.many[1]), out.shape[0])
+        threads = self.kernels[name].threads
         planes = (bank or self.bank).addresses("w2", self.order, self.metadata)
         inputs = inner.data_ptr(), ids.data_ptr(), weights.data_ptr()
         sizes = self.sizes(out.shape[0])

@@ -51,12 +51,15 @@ class Bench:
         module = cuda.module((FOLDER / "roofline.cubin").read_bytes())
         self.roof13 = Kernel(cuda, module, "roofline_w13", "ppppiii")
         self.roof2 = {n: Kernel(cuda, module, f"roofline_w2_{n}", "ppppiiii") for n in (1, 2, 4, 8)}
+        self.tiles2 = Kernel(cuda, module, "roofline_w2_tiles", "ppppiii")
         self.separate = Kernel(cuda, module, "separator", "ppppi")
+        self.separate_early = Kernel(cuda, module, "separator_early", "ppppi")
+        self.early = False  # which of the two
         self.nothing = Kernel(cuda, module, "nothing", "")
 
     def separator(self, layer: int, distinct: bool = False) -> None:
         ids = (self.from_distinct if distinct else self.from_ids)[layer]
-        self.separate.launch(
+        (self.separate_early if self.early else self.separate).launch(
             (1,),
             128,
             ids.data_ptr(),

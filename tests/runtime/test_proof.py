@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -428,7 +428,7 @@ def test_a_layer_without_native_routes_reads_nothing_twice() -> None:
     """No route to prove, no columns read."""
 
     class Counted(Named):
-        read_again: list[int] = []
+        read_again: ClassVar[list[int]] = []
 
         def read_columns(self, expert: int, *_: object) -> Any:
             self.read_again.append(expert)

@@ -111,7 +111,34 @@ struct Matrix {
     return place.read(ahead * Place::kUnit, there);
   }
 
-  // Metadata of the same; `ahead` is a multiple of 4 or 0.
+  // Metadata of the place that lies `by` units further; `by` is a whole number of groups.
+  __device__ __forceinline__ void advance(Place& place, int by) const {
+    const int place_step = (by >> shift) * (MOE_ORDER == TILE32X8 ? columns : 8);
+#if MOE_METADATA == 4
+    place.groups += place_step * 4;
+#elif MOE_METADATA == 3 && MOE_ORDER == TILE32X8
+    place.groups += place_step * 3, place.zeros += place_step * 3;
+#elif MOE_METADATA == 3
+    place.groups += place_step * 2, place.zeros += place_step;
+#else
+    place.groups += place_step * 2, place.zeros += place_step / 2;
+#endif
+  }
+
+  // The same place `by` octets on.
+  __device__ __forceinline__ void next_octets(Place& place, int octet, int unit, int row, int by) const {
+#if MOE_ORDER == TILE32X8
+    place = at(octet + by, unit, row);
+#else
+    place.codes += by * units * 128;
+    const int eighths = by * (units >> shift);
+    place.groups += eighths * (MOE_METADATA == 4 ? 32 : 16);
+    if (MOE_METADATA == 3) place.zeros += eighths * 8;
+    if (MOE_METADATA == 2) place.zeros += eighths * 4;
+#endif
+  }
+
+  // Metadata of the same; `ahead` is a multiple of a group's units, or the place is in unit 0.
   __device__ __forceinline__ Raw raw_at(const Place& place, int ahead, bool there) const {
     const int place_step = (ahead >> shift) * (MOE_ORDER == TILE32X8 ? columns : 8);
 #if MOE_METADATA == 4

@@ -24,12 +24,28 @@ __device__ __forceinline__ void finish(uint4 v, u32* out) {
   if ((v.x ^ v.y ^ v.z ^ v.w) == 0x9e3779b9u && v.x == 0x7f4a7c15u) out[0] = v.y;  // as good as never
 }
 
-// Block (tile, i): words and metadata of one tile of columns of expert ids[i].
+// Words and metadata of one tile of columns of one expert.
+__device__ __forceinline__ uint4 fold_tile(const u8* words, const u8* groups, u64 at, int tile_bytes, int group_bytes) {
+  return fold<6>(words + at * tile_bytes, tile_bytes / 16, groups + at * group_bytes, group_bytes / 16);
+}
+
+// Block (tile, i): a tile of expert ids[i]. The ids are those of the kernel in front.
 extern "C" __global__ void roofline_w13(const u8* words, const u8* groups, const int* ids, u32* out, int tiles,
                                         int tile_bytes, int group_bytes) {
+  wait_for_previous();
   const u64 at = (u64)ids[blockIdx.y] * tiles + blockIdx.x;
-  uint4 v = fold<6>(words + at * tile_bytes, tile_bytes / 16, groups + at * group_bytes, group_bytes / 16);
+  uint4 v = fold_tile(words, groups, at, tile_bytes, group_bytes);
   let_next_start();
+  finish(v, out);
+}
+
+// The same of W2, which has its ids from further ahead; for tiles that are large, or of many experts.
+extern "C" __global__ void roofline_w2_tiles(const u8* words, const u8* groups, const int* ids, u32* out, int tiles,
+                                             int tile_bytes, int group_bytes) {
+  const u64 at = (u64)ids[blockIdx.y] * tiles + blockIdx.x;
+  uint4 v = fold_tile(words, groups, at, tile_bytes, group_bytes);
+  let_next_start();
+  wait_for_previous();
   finish(v, out);
 }
 
@@ -71,6 +87,14 @@ ROOFLINE(8)
 // A router's stand-in: ids and weights of the next layer.
 extern "C" __global__ void separator(const int* from_ids, const float* from_weights, int* ids, float* weights,
                                      int count) {
+  const int i = threadIdx.x;
+  if (i < count) ids[i] = from_ids[i], weights[i] = from_weights[i];
+}
+
+// The same, by a router that lets the next kernel start while it runs.
+extern "C" __global__ void separator_early(const int* from_ids, const float* from_weights, int* ids, float* weights,
+                                           int count) {
+  let_next_start();
   const int i = threadIdx.x;
   if (i < count) ids[i] = from_ids[i], weights[i] = from_weights[i];
 }

@@ -15,10 +15,10 @@
 #endif
 #define QUADPAIR (MOE_VOLTA_STEP || __CUDA_ARCH__ < 800)
 
-// Registers. Volta: 64, as if 1,024 threads were to be resident (80 in the version for any geometry).
+// Registers. Volta: 64, as if 1,024 threads were to be resident (80 in W2's version for any geometry).
 // Elsewhere: what lets `blocks` blocks in.
 #if QUADPAIR
-#define BOUNDS(threads, blocks) __launch_bounds__(threads, (SPECIALISED ? 1024 : 768) / (threads))
+#define BOUNDS(threads, blocks) __launch_bounds__(threads, (SPECIALISED || threads > 256 ? 1024 : 768) / (threads))
 #else
 #define BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #endif

@@ -33,7 +33,7 @@ constexpr int kMostParts = divide_up(kMostUnits, kPartUnits);
 // spilled: two spilled registers cost more than a block less.
 #ifndef MOE_W13_RESIDENT
 #define MOE_W13_RESIDENT                              \
-  (!SPECIALISED                      ? 16             \
+  (!SPECIALISED                      ? 32             \
    : __CUDA_ARCH__ != 900            ? 24             \
    : MOST == 1 && MOE_METADATA == 4  ? 35             \
    : MOST == 2 && MOE_METADATA == 3  ? 30             \
@@ -67,11 +67,12 @@ struct W13Cut {
   static constexpr int kWarps = kNeeded < 16 ? kNeeded : 16;
   static constexpr bool kWhole = kWarps * kWarpUnits == kMostUnits;  // one round, nothing past the end
 #else
-  static constexpr int kWarps = 8;
+  static constexpr int kWarps = 16;  // at most: launched are as many as the sizes need (steps.py)
   static constexpr bool kWhole = false;
 #endif
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocks = MOE_W13_RESIDENT / kWarps < 1 ? 1 : MOE_W13_RESIDENT / kWarps;
+  __device__ __forceinline__ static int warps() { return SPECIALISED ? kWarps : blockDim.x >> 5; }
   static constexpr int kEarly = MOE_W13_EARLY;
   // token (of those that the block serves) and part of a column of the tensor-core step
   __device__ static int token(int column) { return QUADPAIR ? column : column >> 1; }
@@ -178,6 +179,11 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
   __shared__ Served served;
   const int warp = threadIdx.x >> 5, row = lane_row(), quad = lane_quad();
   const int units = HIDDEN / 32, parts = (units + kPartUnits - 1) / kPartUnits;
+#ifndef MOE_ONE_LAUNCH
+  // Ids, activations, and whatever still reads the intermediate: all of it belongs to the kernels in front.
+  // Also, let_next_start stands behind it everywhere: W2 reads ids before it waits itself.
+  wait_for_previous();
+#endif
   const Ids<MOST> all(ids, MOST > 1 ? tokens * TOP_K : 0);
   const int expert = ids[slot];
 
@@ -214,7 +220,7 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
   }
 
   const Matrix matrix = Matrix::of(words, groups, zeros, expert, units, 2 * INNER, GROUP);
-  for (int round = 0; round < parts; round += C::kWarps * C::kWarpParts) {
+  for (int round = 0; round < parts; round += C::warps() * C::kWarpParts) {
     const int first = round + warp * C::kWarpParts;
     uint4 codes[kQuads][kSets];
     Matrix::Raw raw[kQuads][kSets];
@@ -272,8 +278,8 @@ __device__ __forceinline__ void w13(const u16* x, const int* ids, const void* wo
     sum.join();
     keep_part(sums, first, parts, C::kWhole, sum.c[0]);
     if (!C::kWhole) {
-      unit += C::kWarps * C::kWarpParts * kPartUnits;
-      activations += C::kWarps * C::kWarpParts * kPartUnits * 32;
+      unit += C::warps() * C::kWarpParts * kPartUnits;
+      activations += C::warps() * C::kWarpParts * kPartUnits * 32;
     }
   }
   sync_task<kW13, C::kThreads>();

@@ -14,6 +14,7 @@ from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.capability import Capability
 from sm70_moe.kernels.declared import FUSED, SOURCES, declared
+from sm70_moe.kernels.native import octets
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
@@ -116,18 +117,57 @@ OCTET = 8
 def decode(case: Case) -> tuple[Step, ...]:
     """W13 and W2 for up to 8 tokens: two launches, no plan between them.
 
-    W13 has a block for each octet of interleaved columns and each slot; blocks whose expert an
-    earlier slot has leave at once. W2 has a block for each octet of output columns and one token (up
-    to two tokens) or four; `w2_8` is cut for more blocks than fit at once.
+    W13 has a block for each octet of interleaved columns, or for a few of them, and each slot; blocks whose expert an
+    earlier slot has leave at once. W2 has a block for each octet of output columns and one token (up to two tokens) or
+    four, or for a few octets and one token; `w2_8` is cut for more blocks than fit at once. Both may start before the
+    kernel in front ends: they wait for it themselves.
     """
     axes = {"metadata": case.layout.metadata.value, "order": case.layout.order}
-    most, second = (1, "w2_1") if case.tokens <= 2 else (4, "w2_4" if case.tokens <= 4 else "w2_8")
-    w13 = 2 * case.shape.intermediate // OCTET, case.tokens * case.top_k
-    w2 = case.shape.hidden // OCTET, -(-case.tokens // most)
+    (first, w13), (second, w2) = w13_blocks(case), w2_blocks(case)
     return (
-        Step("decode_w13", f"w13_{case.tokens if case.tokens <= 2 else 8}", grid=w13, axes=axes),
+        Step(
+            "decode_w13", first, grid=w13, axes=axes, threads=w13_threads(case.shape.hidden), dependent=case.dependent
+        ),
         Step("decode_w2", second, grid=w2, axes=axes, dependent=case.dependent),
     )
+
+
+def w13_blocks(case: Case) -> tuple[str, tuple[int, int]]:
+    """Kernel and grid of W13."""
+    each = octets.of_w13(sizes_of(case)) if streams(case) else 1
+    grid = -(-2 * case.shape.intermediate // OCTET // each), case.tokens * case.top_k
+    if each > 1:
+        return f"w13_many_{1 if case.tokens == 1 else 8}", grid
+    return f"w13_{case.tokens if case.tokens <= 2 else 8}", grid
+
+
+def w2_blocks(case: Case) -> tuple[str, tuple[int, int]]:
+    """Kernel and grid of W2."""
+    each, columns = octets.of_w2(sizes_of(case)) if streams(case) else 1, case.shape.hidden // OCTET
+    if each > 1:
+        return "w2_many", (-(-columns // each), case.tokens)
+    most, name = (1, "w2_1") if case.tokens <= 2 else (4, "w2_4" if case.tokens <= 4 else "w2_8")
+    return name, (columns, -(-case.tokens // most))
+
+
+def sizes_of(case: Case) -> octets.Sizes:
+    shape = case.shape
+    return octets.Sizes(shape.hidden, shape.intermediate, shape.experts, case.top_k, case.tokens)
+
+
+def streams(case: Case) -> bool:
+    """Whether blocks may take several octets: the quad-pair step has no registers for that."""
+    return case.architecture not in QUADPAIR and case.layout.order == "octet32"
+
+
+QUADPAIR = ("sm_70", "sm_75")
+"""Architectures whose tensor-core step is m8n8k4 (tensor.cuh)."""
+
+
+def w13_threads(hidden: int) -> int:
+    """A warp for each 512 of K, up to 16. A version for these sizes is bound to as many; the version for any
+    sizes takes what it is given (w13.cuh)."""
+    return 32 * min(16, -(-hidden // 512))
 
 
 BARRIER = 128

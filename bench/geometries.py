@@ -28,10 +28,10 @@ import checks  # noqa: E402
 from banks import DEVICE, Bank, Shape, up  # noqa: E402
 from driver import Cuda  # noqa: E402
 from kernels import FOLDER, Decode  # noqa: E402
-from sm70_moe.kernels.reference import AwqExpert, Reference  # noqa: E402
 from timing import Bench, Layer, ours  # noqa: E402
 
-from sm70_moe.evidence.trial import Call, Trial  # noqa: E402
+from sm70_moe.evidence.trial import Inputs, Trial  # noqa: E402
+from sm70_moe.reference.arithmetic import AwqExpert, Reference  # noqa: E402
 
 # bars: name, shape; E of a rank
 GEOMETRIES = {
@@ -81,14 +81,15 @@ class Decoded:
         return self.columns_of[rows, columns].double().cpu().numpy()
 
 
-def judged(decode: Decode, name: str, call: Call) -> dict[str, object]:
+def judged(decode: Decode, name: str, call: Inputs) -> dict[str, object]:
     bank = decode.bank
 
     def read(expert: int) -> AwqExpert:
         both = bank.decoded("w13", expert)
         return AwqExpert(Decoded(both[:, 0::2]), Decoded(both[:, 1::2]), Decoded(bank.decoded("w2", expert)))
 
-    trial = Trial(name, "native", decode, Reference(read, bank.shape.experts), bank.shape.inner, factor=2.0, rows=2)
+    runs = lambda c: decode(c.x, c.ids, c.weights, c.out, c.intermediate)  # noqa: E731  # a call's tensors
+    trial = Trial(name, "native", runs, Reference(read, bank.shape.experts), bank.shape.inner, factor=2.0, rows=2)
     r = trial.judge(call)
     row = {"w13": r.w13, "w2": r.w2, "out": r.out, "exact": r.out_exact, "finite": r.finite, "repeat": r.repeatable}
     return {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()} | {"ok": r.ok}
@@ -144,7 +145,7 @@ def chained(decode: Decode, layers: int = 8) -> None:
         scratch = decode.poisoned(m)
         rows = [torch.empty_like(call.x) for _ in range(layers)]
 
-        def run(rows: list[torch.Tensor] = rows, call: Call = call, scratch: torch.Tensor = scratch) -> None:
+        def run(rows: list[torch.Tensor] = rows, call: Inputs = call, scratch: torch.Tensor = scratch) -> None:
             x = call.x
             for out in rows:
                 decode(x, call.ids, call.weights, out, scratch)

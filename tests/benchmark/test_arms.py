@@ -128,8 +128,8 @@ WIDER = ("t256 s4", "t256 s8", "t256 s16", "t32 each")
         (10, ["t128 s1", "t256 s1", "t256 s2", "t512 s1", "t512 s2", *WIDER], [8, 2, 1, 1, 1, 1, 1, 1, 0]),
         (40, ["t256 s1", "t256 s2", "t512 s1", "t512 s2", *WIDER], [8, 4, 4, 2, 2, 1, 1, 0]),
         (80, ["t256 s2", "t512 s1", "t512 s2", *WIDER], [8, 8, 4, 4, 2, 1, 0]),
-        (160, ["t512 s2"], [8]),
-        (161, [], []),
+        (160, ["t512 s2", *WIDER], [8, 8, 4, 2, 0]),
+        (161, ["t256 s8", "t256 s16", "t32 each"], [8, 4, 0]),
     ],
 )
 def test_shapes_of_the_first_contract(most: int, labels: list[str], kernels: list[int]) -> None:
@@ -139,8 +139,8 @@ def test_shapes_of_the_first_contract(most: int, labels: list[str], kernels: lis
     assert [s.loads for s in found[::3]] == kernels
 
 
-def test_layers_too_wide_for_the_roofline() -> None:
-    """A tile of W2 that no block reads at once: no shape, and no arm with a made-up number."""
+def test_wide_layers() -> None:
+    """A tile of W2 that no block reads of several experts: a block for each tile of each expert does."""
     assert {(s.loads, s.label) for s in shapes(OCTETS, BankShape(8, 2560, 4096), 8) if s.wide == 160} == {
         (EACH, "t256 each w160"),
         (EACH, "t320 each w160"),

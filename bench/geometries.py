@@ -223,8 +223,12 @@ def timed(report: Report, name: str, cuda: Cuda, variants: dict[str, tuple[str, 
             take(kind, layer, 5)
         plain = min(v for k, v in found.items() if k.endswith("plain"))
         linked = min(v for k, v in found.items() if k.endswith("dependent"))
-        kept = {"D": found["D"], "roof": plain, "roof dependent": linked, "roof shape": next(
-            k for k, v in found.items() if v == plain)}
+        kept = {
+            "D": found["D"],
+            "roof": plain,
+            "roof dependent": linked,
+            "roof shape": next(k for k, v in found.items() if v == plain),
+        }
         found.clear()
         base, runtime = Decode(cuda, name, banks[0]), Decode(cuda, "runtime", banks[0])
         take("dependent", ours(bench, base, True), 9)
@@ -257,7 +261,8 @@ def timed(report: Report, name: str, cuda: Cuda, variants: dict[str, tuple[str, 
             # banks of other kinds of metadata are there once only: every layer reads the first
             few = Bench(cuda, banks[:1], tokens)
             found[f"metadata {metadata} / 4, one bank"] = round(
-                few.time(ours(few, other, True), 5, 5)[0] / few.time(ours(few, base, True), 5, 5)[0], 3)
+                few.time(ours(few, other, True), 5, 5)[0] / few.time(ours(few, base, True), 5, 5)[0], 3
+            )
         for source, other in variants.items():
             decode = Decode(cuda, name, banks[0], variants=other)
             decode.many = base.many

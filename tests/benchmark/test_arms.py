@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sm70_moe.benchmark.arms import arms
-from sm70_moe.benchmark.readonly import shapes
+from sm70_moe.benchmark.readonly import EACH, shapes
 from sm70_moe.kernels.native.driver import Config
 from sm70_moe.kernels.native.steps import STEPS, Case
 from sm70_moe.layout import BankLayout, BankShape, Metadata
@@ -100,7 +100,7 @@ def test_ours(rehearse) -> None:
         planned = [(s.kernel, (*s.grid, 1), s.dependent) for s in STEPS["grouped"].steps(case)]
         _, w13, w2 = launched(stage, stand, "ours", launch, layer=3)
         assert [(x.kernel, x.config.grid, x.config.dependent) for x in (w13, w2)] == planned
-        assert [x.config.dependent for x in (w13, w2)] == [False, launch == "dependent"]
+        assert [x.config.dependent for x in (w13, w2)] == [launch == "dependent"] * 2
         assert named(stage, w13)["w13_words"] == setup.bank(3).w13.planes["words"].data_ptr()
         assert named(stage, w2)["out"] == stand.out.data_ptr()
     assert [x.kernel for x in launched(stage, stand, "ours", part="w13")] == ["separator", w13.kernel]
@@ -118,14 +118,18 @@ def test_one_launch(rehearse) -> None:
     assert (one.kernel, one.config.cooperative) == ("fused_1", True)
 
 
+WIDER = ("t256 s4", "t256 s8", "t256 s16", "t32 each")
+"""Shapes for many experts, and the one with a block for each."""
+
+
 @pytest.mark.parametrize(
     ("most", "labels", "kernels"),
     [
-        (10, ["t128 s1", "t256 s1", "t256 s2", "t512 s1", "t512 s2"], [8, 2, 1, 1, 1]),
-        (40, ["t256 s1", "t256 s2", "t512 s1", "t512 s2"], [8, 4, 4, 2]),
-        (80, ["t256 s2", "t512 s1", "t512 s2"], [8, 8, 4]),
-        (160, ["t512 s2"], [8]),
-        (161, [], []),
+        (10, ["t128 s1", "t256 s1", "t256 s2", "t512 s1", "t512 s2", *WIDER], [8, 2, 1, 1, 1, 1, 1, 1, 0]),
+        (40, ["t256 s1", "t256 s2", "t512 s1", "t512 s2", *WIDER], [8, 4, 4, 2, 2, 1, 1, 0]),
+        (80, ["t256 s2", "t512 s1", "t512 s2", *WIDER], [8, 8, 4, 4, 2, 1, 0]),
+        (160, ["t512 s2", *WIDER], [8, 8, 4, 2, 0]),
+        (161, ["t256 s8", "t256 s16", "t32 each"], [8, 4, 0]),
     ],
 )
 def test_shapes_of_the_first_contract(most: int, labels: list[str], kernels: list[int]) -> None:
@@ -135,6 +139,10 @@ def test_shapes_of_the_first_contract(most: int, labels: list[str], kernels: lis
     assert [s.loads for s in found[::3]] == kernels
 
 
-def test_layers_too_wide_for_the_roofline() -> None:
-    """A tile of W2 that no block reads at once: no shape, and no arm with a made-up number."""
-    assert shapes(OCTETS, BankShape(8, 2560, 4096), 8) == ()
+def test_wide_layers() -> None:
+    """A tile of W2 that no block reads of several experts: a block for each tile of each expert does."""
+    assert {(s.loads, s.label) for s in shapes(OCTETS, BankShape(8, 2560, 4096), 8) if s.wide == 160} == {
+        (EACH, "t256 each w160"),
+        (EACH, "t320 each w160"),
+        (EACH, "t640 each w160"),
+    }

@@ -124,10 +124,9 @@ def decode(case: Case) -> tuple[Step, ...]:
     """
     axes = {"metadata": case.layout.metadata.value, "order": case.layout.order}
     (first, w13), (second, w2) = w13_blocks(case), w2_blocks(case)
+    threads = w13_threads(case.shape.hidden)
     return (
-        Step(
-            "decode_w13", first, grid=w13, axes=axes, threads=w13_threads(case.shape.hidden), dependent=case.dependent
-        ),
+        Step("decode_w13", first, grid=w13, axes=axes, threads=threads, dependent=case.dependent),
         Step("decode_w2", second, grid=w2, axes=axes, dependent=case.dependent),
     )
 

@@ -42,7 +42,7 @@ def doctor(
 ) -> None:
     """Say what this installation has, how it is set, and what would stop `require`."""
     settings, policies = read_operator(policy)
-    machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch)
+    machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch, kernel_cache=settings.kernel_cache)
     report: dict[str, Plain] = {
         "versions": versions(),
         "devices": devices(machine),

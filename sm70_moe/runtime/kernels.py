@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -15,8 +14,7 @@ from sm70_moe.kernels.build.images import RUN_TIME
 from sm70_moe.kernels.build.specialiser import Made
 from sm70_moe.machine.build import Build, images_id
 from sm70_moe.plan.plan import Plan
-from sm70_moe.plan.planned import PlannedRoute
-from sm70_moe.plan.specialised import layer_of, sizes_of
+from sm70_moe.plan.specialised import wanted_by
 
 EVENT = "moe kernels"
 
@@ -84,14 +82,6 @@ class Kernels:
             return plan
         build = replace(machine.build, refused=machine.build.refused | self._refused)
         return Plan(replace(plan.admission, machine=replace(machine, build=build)))
-
-
-def wanted_by(plan: Plan, build: Build) -> Iterator[tuple[PlannedRoute, tuple[Job, ...]]]:
-    """The routes of a plan that could have kernels made for them, with what would be compiled."""
-    sizes, layer = sizes_of(plan.admission), layer_of(plan.admission)
-    for route in plan.routes:
-        if route.choice.version and (wanted := build.wanted(route.backend, sizes, layer)):
-            yield route, wanted
 
 
 def record(made: Made) -> dict[str, Plain]:

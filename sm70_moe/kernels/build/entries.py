@@ -60,10 +60,21 @@ class Entries:
             return stat.S_ISREG(os.lstat(self.path(key)).st_mode)
         return False
 
+    def unfit(self) -> str:
+        """Why the folder is not used at all; nothing if it is good, or not there yet."""
+        try:
+            check_owner(os.stat(self.folder), "folder")
+        except FileNotFoundError:
+            return ""
+        except _Unfit as error:
+            return str(error)
+        except OSError as error:
+            return f"cannot be read: {error.strerror or error}"
+        return ""
+
     def load(self, key: str) -> Found:
         """The cubin of a key, its digest checked."""
         try:
-            check_owner(os.stat(self.folder), "folder")
             return Found(cubin_of(key, read(self.path(key))))
         except FileNotFoundError:
             return Found(None)
@@ -74,7 +85,7 @@ class Entries:
 
     def store(self, key: str, content: bytes) -> None:
         """Write a cubin, all or nothing. Raises OSError where that is not possible."""
-        self._made()
+        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         partial = self.folder / f".{key}.{uuid4().hex}{PARTIAL}"
         try:
             # nobody else may write it, whatever the umask; others may read what an administrator fills
@@ -97,7 +108,7 @@ class Entries:
         """Alone among the processes that compile into the folder; where that cannot be had, at the same time."""
         lock: int | None = None
         with suppress(OSError):
-            self._made()
+            self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
             if lock is not None:
@@ -106,14 +117,6 @@ class Entries:
         finally:
             if lock is not None:
                 os.close(lock)  # which unlocks it, as the end of the process does
-
-    def _made(self) -> None:
-        """The folder, there and ours. Raises OSError, also for one that others may write."""
-        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        try:
-            check_owner(os.stat(self.folder), "folder")
-        except _Unfit as error:
-            raise OSError(None, str(error)) from error
 
 
 def default_folder(environment: Mapping[str, str]) -> Path | None:

@@ -25,6 +25,8 @@ HEADERS = ("nvidia-cuda-runtime-cu12", "12.9.79")
 REQUIREMENTS = tuple(f"{name}=={version}" for name, version in (COMPILER, HEADERS))
 """What a machine that builds has to have installed."""
 
+INSTALL = f"pip install {' '.join(REQUIREMENTS)}, or sm70-moe's extra nvrtc"
+
 LIBRARY = "libnvrtc.so.12"
 
 
@@ -82,7 +84,7 @@ def check_installed(name: str, version: str) -> None:
     except metadata.PackageNotFoundError:
         found = "none"
     if found != version:
-        raise CompileError(f"{name}: found {found}, accepted is {version}: pip install {' '.join(REQUIREMENTS)}")
+        raise CompileError(f"{name}: found {found}, accepted is {version}: {INSTALL}")
 
 
 def missing() -> str:
@@ -99,7 +101,7 @@ def package_folder(package: str) -> Path:
     """Folder of an installed package that holds files, not code."""
     spec = util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise CompileError(f"{package}: not installed: pip install {' '.join(REQUIREMENTS)}")
+        raise CompileError(f"{package}: not installed: {INSTALL}")
     return Path(spec.submodule_search_locations[0])
 
 

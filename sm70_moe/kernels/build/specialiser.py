@@ -117,14 +117,15 @@ class Specialiser:
         with self._lock:
             start = time.perf_counter()
             wanted = {job.key: job for job in jobs if job.version not in self._made}
-            found = self._kept(wanted.values(), warn)
-            kept = tuple(wanted[key].version.name for key in found)
-            fresh = self._fresh([job for key, job in wanted.items() if key not in found], warn)
-            cubins = {job.version: (found | fresh)[key] for key, job in wanted.items()}
+            self._check_folder(warn)
+            kept = self._kept(wanted.values(), warn)
+            waited, fresh = self._fresh([job for key, job in wanted.items() if key not in kept], warn)
+            kept |= waited
+            cubins = {job.version: (kept | fresh)[key] for key, job in wanted.items()}
             self._judge(cubins)
             self._made |= cubins
-            names = tuple(wanted[key].version.name for key in fresh)
-            return Made(names, kept, time.perf_counter() - start)
+            compiled, found = (tuple(wanted[key].version.name for key in part) for part in (fresh, kept))
+            return Made(compiled, found, time.perf_counter() - start)
 
     def image(self, source: str, architecture: str, sizes: Mapping[str, int], axes: Mapping[str, str]) -> Image | None:
         """What was made for these sizes, as an image without a file."""
@@ -141,6 +142,12 @@ class Specialiser:
         """The cubin of an image that `image` gave; None for another one."""
         return None if image.file else self._made.get(image.version)
 
+    def _check_folder(self, warn: Warn) -> None:
+        """A folder that is not ours alone is left alone from now on."""
+        if self.entries is not None and (problem := self.entries.unfit()):
+            warn(self.entries.folder, f"not used, {problem}; compiled kernels are used from memory")
+            self.entries = None
+
     def _kept(self, jobs: Iterable[Job], warn: Warn) -> dict[str, bytes]:
         """Cubins out of the folder; a file that is not used is told of."""
         found: dict[str, bytes] = {}
@@ -154,10 +161,10 @@ class Specialiser:
                 warn(self.entries.path(job.key), f"not used, {entry.ignored}; compiled again")
         return found
 
-    def _fresh(self, jobs: Sequence[Job], warn: Warn) -> dict[str, bytes]:
-        """Compiled cubins, kept for later. Another process may have made them while this one waited."""
+    def _fresh(self, jobs: Sequence[Job], warn: Warn) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """Cubins that another process has made while this one waited, and those compiled here, kept for later."""
         if not jobs:
-            return {}
+            return {}, {}
         with ExitStack() as stack:
             if self.entries is not None and not self.missing:
                 stack.enter_context(self.entries.locked())
@@ -167,7 +174,7 @@ class Specialiser:
                 raise BackendError(self.missing)
             made = dict(self._compiler(left, self.headers)) if left else {}
             self._keep(made, warn)
-        return found | made
+        return found, made
 
     def _keep(self, made: Mapping[str, bytes], warn: Warn) -> None:
         if self.entries is None or not made:

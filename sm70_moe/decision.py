@@ -145,8 +145,10 @@ class Finding:
         return cls(check, Status.FAIL, reason, expected, observed, hint)
 
     @classmethod
-    def unknown(cls, check: str, expected: Plain = None, hint: str = "") -> Finding:
-        return cls(check, Status.UNKNOWN, Reason.FACT_UNKNOWN, expected, None, hint)
+    def unknown(
+        cls, check: str, expected: Plain = None, hint: str = "", reason: Reason = Reason.FACT_UNKNOWN
+    ) -> Finding:
+        return cls(check, Status.UNKNOWN, reason, expected, None, hint)
 
     @classmethod
     def broke(cls, check: str, error: BaseException) -> Finding:

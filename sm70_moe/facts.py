@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
@@ -49,6 +50,9 @@ class LayerFacts:
     expert_rank: int | None = None
     # where it runs: "cuda:1", "cpu"
     device: str | None = None
+    architecture: str | None = (
+        None  # of that GPU, "sm_70", if the engine has asked CUDA; else the machine's word counts
+    )
     # what the engine will send: sizes the resident scratch
     max_sequences: int | None = None
     speculative_width: int | None = None
@@ -61,6 +65,10 @@ class LayerFacts:
                 raise FactsError(
                     f"fact {name}={value!r} is a {type(value).__name__}; accepted: {kind.__name__} or None"
                 )
+        if self.architecture is not None and not re.fullmatch("sm_[0-9]{2,3}", self.architecture):
+            raise FactsError(
+                f'fact architecture={self.architecture!r}: accepted is "sm_" and two or three digits, or None'
+            )
         for name in ("max_sequences", "speculative_width"):
             value = getattr(self, name)
             if value is not None and value < 1:

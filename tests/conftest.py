@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -34,9 +35,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="tests marked gpu: run them where there is a GPU (auto), skip them (off), fail without one (require)",
     )
+    parser.addoption(
+        "--native",
+        choices=("auto", "require"),
+        default="auto",
+        help="tests of the installed native build or its compiler: skip them without (auto), fail (require)",
+    )
+
+
+OWN = ("SM70_MOE_", "VLLM_SM70_")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """The settings of whoever runs the tests do not count: each test has its own, or none."""
+    for name in [name for name in os.environ if name.upper().startswith(OWN)]:
+        del os.environ[name]
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped, and reported as skipped, without one")
 
 
@@ -58,6 +71,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no GPU on this machine")
     if not have_gpu():
         pytest.fail("--gpu=require, and there is no GPU on this machine", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def lacking(request: pytest.FixtureRequest) -> Callable[[str], NoReturn]:
+    """What a test calls that cannot run for want of a native build: never a pass, and with `require` a failure."""
+    return pytest.fail if request.config.getoption("--native") == "require" else pytest.skip
 
 
 @cache

@@ -60,3 +60,11 @@ def test_packed_facts_are_those_of_a_fresh_tensor() -> None:
     made, real = TensorFacts.packed("float16", 3, 5), TensorFacts.of(torch.empty(3, 5, dtype=torch.float16))
     assert (made.shape, made.strides, made.contiguous) == (real.shape, real.strides, real.contiguous)
     assert CallFacts.usual(7, 2560, 10).tokens == 7
+
+
+@pytest.mark.parametrize("text", ["7.0", "sm70", "sm_7", "sm_7000", "cpu", "sm_70 ", ""])
+def test_an_architecture_is_written_in_one_way(text: str) -> None:
+    """As builds and policies write it; anything else is an error, not another GPU."""
+    with pytest.raises(FactsError, match="architecture"):
+        LayerFacts(layer="l", architecture=text)
+    assert LayerFacts(layer="l", architecture="sm_120").architecture == "sm_120"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sm70_moe.errors import SettingsError
-from sm70_moe.files import check_target, write
+from sm70_moe.files import check_target, read_json, write
 
 
 def test_check_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -87,3 +87,13 @@ def test_a_new_file_is_as_the_umask_says(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_byte_order_mark_in_json_is_named(tmp_path: Path) -> None:
+    """Results and measurements that somebody has edited."""
+    path = tmp_path / "run.json"
+    path.write_bytes(b"\xef\xbb\xbf[1]")
+    with pytest.raises(SettingsError, match=r"byte order mark \(BOM\) of UTF-8.*a list"):
+        read_json(path, "a list")
+    path.write_bytes(b"[1]")
+    assert read_json(path, "a list") == [1]

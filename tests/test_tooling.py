@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import subprocess
 import sys
@@ -13,7 +14,17 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PINS = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def pins_of(file: str) -> dict[str, str]:
+    return dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))
+
+
+PINS = pins_of("constraints.txt")
+
+TOX = configparser.ConfigParser(interpolation=None)
+TOX.read(ROOT / "tox.ini", encoding="utf-8")
+ENVIRONMENTS = {name.removeprefix("testenv:") for name in TOX.sections() if name.startswith("testenv:")} - {".pkg"}
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:
@@ -33,6 +44,36 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
         if requirement.name in ("cuda-bindings", "transformers"):
             continue
         assert requirement.specifier.contains(PINS[requirement.name]), line
+
+
+def test_pages_name_environments_of_tox() -> None:
+    """Whatever `tox -e` a page tells a reader to run is there, and CONTRIBUTING tells of all."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    named = {page.name: set(re.findall(r"tox -e ([\w-]+)", page.read_text(encoding="utf-8"))) for page in pages}
+    assert set().union(*named.values()) == ENVIRONMENTS
+    assert named["CONTRIBUTING.md"] == ENVIRONMENTS
+
+
+def requirements(name: str) -> list[str]:
+    """What tox installs in an environment, line by line."""
+    text = TOX[f"testenv:{name}"].get("deps", TOX["testenv"]["deps"])
+    while found := re.search(r"{\[(\w+)\]deps}", text):
+        text = text.replace(found[0], TOX[found[1]]["deps"])
+    if file := re.fullmatch(r"-r (\S+)", text):
+        text = (ROOT / file[1]).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
+def test_environments_install_what_is_pinned(name: str) -> None:
+    """Each requirement has its version beside it or in the constraints; torch is the same everywhere."""
+    lines = requirements(name)
+    pins = dict(PINS) if "-c constraints.txt" in lines else {}
+    if "-c tests/formats/constraints.txt" in lines:
+        pins |= pins_of("tests/formats/constraints.txt")
+    installed = [line for line in lines if not line.startswith("-c ")]
+    assert [line for line in installed if line not in pins and "==" not in line] == []
+    assert pins.get("torch") == PINS["torch"] or f"torch=={PINS['torch']}" in installed
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ independent check runs, so that a refusal lists all of its reasons.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from sm70_moe.admission.case import Case
 from sm70_moe.admission.undeclared import undeclared
 from sm70_moe.decision import Decision, Finding, Outcome
 from sm70_moe.facts import LayerFacts
+from sm70_moe.kernels.capability import Capability
 from sm70_moe.layout import BankLayout
 from sm70_moe.machine.devices import Device
 from sm70_moe.machine.machine import Machine
@@ -25,6 +26,9 @@ from sm70_moe.settings.settings import Settings
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Everything that was decided for one layer, and what it was decided from.
+
+    `abilities` are what each route's backend said that it can do there; `objections` came from
+    elsewhere, and hold for whoever decides the layer again.
 
     `routes` are the admitted ones in the policy's order; they are empty, and `layout` is None,
     where not even the last route can run the layer.
@@ -40,6 +44,8 @@ class Admission:
     device: Device | None
     machine: Machine
     resident_tokens: int
+    abilities: Mapping[str, Capability | None] = field(default_factory=dict)
+    objections: Mapping[str, Finding] = field(default_factory=dict)
 
     @property
     def refused(self) -> tuple[Decision, ...]:
@@ -94,6 +100,8 @@ def admit(
         device=case.device,
         machine=machine,
         resident_tokens=resident_tokens(settings.persistent_tokens, facts),
+        abilities=case.abilities,
+        objections=objections,
     )
 
 

@@ -88,6 +88,7 @@ class Case:
             *layer_list(feature, self.exclusion),
             *self.against_contract(feature.checks),
             *(self.need(other) for other in feature.needs),
+            *self.stands_in(feature, flag.state),
             *self.to_run(name, feature),
             *self.objections.get(name, ()),
         )
@@ -146,6 +147,13 @@ class Case:
         stopped = Outcome.UNSUPPORTED if route is self.policy.routes[-1] else Outcome.FELL_BACK
         outcome = Outcome.ADMITTED if all_passed(findings) else stopped
         return Decision(route.name, "route", outcome, findings)
+
+    def stands_in(self, feature: Feature, state: FlagState) -> tuple[Finding, ...]:
+        """A `0` asks for the older route, not for another new one; an explicit `1` asks for this one."""
+        if state is FlagState.REQUIRE:
+            return ()
+        off = (other for other in feature.unless_off if self.flags[other].state is FlagState.OFF)
+        return tuple(Finding.failed(f"flag {other}", Reason.FLAG_OFF, "auto or 1", "0") for other in off)
 
     def need(self, other: str) -> Finding:
         decision = self.decisions[other]

@@ -18,6 +18,9 @@ from sm70_moe.kernels.capability import Capability
 from sm70_moe.layout import ORDERS, BankLayout, Metadata
 from sm70_moe.policy import Check, Feature, Policy, Route
 
+OPEN_ORDERS = ("octet32", "tile32x8")
+"""Where a policy names none: the one that kernels are specialised for, then the one that holds any size."""
+
 
 @dataclass(frozen=True, slots=True)
 class Banks:
@@ -41,7 +44,7 @@ class Banks:
         return cls(
             layer.facts.hidden,
             layer.facts.intermediate_per_rank,
-            (policy.routes[-1].order,),
+            OPEN_ORDERS if policy.routes[-1].order is None else (policy.routes[-1].order,),
             metadata_kinds(features, admitted),
             groups(policy, layer, admitted),
             decided((f.interleaves_w13 for f in features), (f.interleaves_w13 for f in admitted)),

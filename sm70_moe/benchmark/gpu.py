@@ -105,11 +105,28 @@ class Management:
 
 
 def nvml_index(device: str) -> int | None:
-    """NVML's number of a device that CUDA calls "cuda:N"."""
-    tagged = tuple((uuid, replace(found, model=str(place))) for place, (uuid, found) in enumerate(nvml_devices()))
-    visible = visible_devices(tagged, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    """NVML's number of a device that CUDA calls "cuda:N"; None where nobody can tell.
+
+    By its UUID where torch has started CUDA and says it: numbers depend on CUDA_DEVICE_ORDER.
+    """
+    found, uuid = nvml_devices(), cuda_uuid(device)
+    if uuid is not None:
+        return next((place for place, (known, _) in enumerate(found) if known == uuid), None)
+    tagged = tuple((uuid, replace(one, model=str(place))) for place, (uuid, one) in enumerate(found))
+    visible = visible_devices(tagged, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
     wanted = "cuda:0" if device == "cuda" else device
-    return next((int(found.model) for found in visible if found.name == wanted), None)
+    tag = next((one.model for one in visible if one.name == wanted), "")
+    return int(tag) if tag.isdigit() else None
+
+
+def cuda_uuid(device: str) -> str | None:
+    """The UUID that CUDA itself says, as NVML writes it."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types for it
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}"
 
 
 def switched(mode: Any) -> Plain:

@@ -78,7 +78,7 @@ def versions() -> Plain:
 
 def devices(machine: Machine) -> Plain:
     return [
-        {"device": d.name, "architecture": d.architecture, "model": d.model, "memory": d.memory}
+        {"device": d.name, "architecture": d.architecture, "model": d.model, "memory": d.memory, "note": d.unknown}
         for d in machine.devices
     ]
 

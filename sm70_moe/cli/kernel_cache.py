@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.kernels.build import Job
 from sm70_moe.kernels.build.specialiser import Specialiser
 from sm70_moe.machine.build import images_id
-from sm70_moe.machine.devices import nvml_devices
+from sm70_moe.machine.devices import cuda_devices
 from sm70_moe.machine.machine import Machine
 from sm70_moe.plan.plan import Plan
 from sm70_moe.plan.specialised import wanted_by
@@ -61,7 +62,9 @@ def fill(checkpoint: Path, tp: int, ep: int, capabilities: list[str], policy: st
 
 def here() -> list[str]:
     """The compute capabilities of this machine's GPUs, each once."""
-    found = list(dict.fromkeys(f"{d.capability[0]}.{d.capability[1]}" for _, d in nvml_devices() if d.capability))
+    found = list(
+        dict.fromkeys(f"{d.capability[0]}.{d.capability[1]}" for d in cuda_devices(os.environ) if d.capability)
+    )
     if not found:
         raise SettingsError('--capability: this machine has no GPU; accepted is MAJOR.MINOR, such as "7.0"')
     return found

@@ -155,7 +155,7 @@ def feature_row(policy: Policy, name: str) -> tuple[str, ...]:
 
 def route_row(route: Route) -> tuple[str, ...]:
     call = route.call.model_dump(exclude_none=True) if route.call else {}
-    return (route.name, str(route.tokens), route.feature or "", route.backend, route.order, plain(call))
+    return (route.name, str(route.tokens), route.feature or "", route.backend, route.order or "any", plain(call))
 
 
 def plain(value: Any) -> str:

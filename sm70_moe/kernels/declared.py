@@ -15,7 +15,7 @@ from types import MappingProxyType
 from sm70_moe.kernels.capability import Capability, Reads, Span
 from sm70_moe.layout import ORDERS, Metadata
 
-BUILT_IN = frozenset({"grouped", "indexed", "legacy", "qpn"})
+BUILT_IN = frozenset({"decode", "grouped", "indexed", "legacy", "qpn"})
 """Names of the backends that come with the package."""
 
 FUSED = "fused_decode"
@@ -48,6 +48,7 @@ def decode(tokens: Span, reads: Reads = DECODE) -> Capability:
 _TOKENS: Mapping[str, Capability] = MappingProxyType(
     {
         "legacy": Capability(Span(1), Reads(frozenset(ORDERS)), frozenset(DTYPES)),
+        "decode": decode(Span(1, 8)),
         "qpn": decode(Span(1, 1)),
         "grouped": decode(Span(2, 8)),
         FUSED: decode(Span(1, 1), replace(DECODE, orders=frozenset({"octet32"}), metadata=FUSED_METADATA)),
@@ -56,7 +57,7 @@ _TOKENS: Mapping[str, Capability] = MappingProxyType(
 """Without sizes. A built-in backend that is left out has no kernels yet."""
 
 SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"qpn": ("decode_w13", "decode_w2"), "grouped": ("decode_w13", "decode_w2"), FUSED: ("decode_fused",)}
+    {**dict.fromkeys(("decode", "qpn", "grouped"), ("decode_w13", "decode_w2")), FUSED: ("decode_fused",)}
 )
 """The CUDA sources of a native backend, or of an option of one: all must be there."""
 

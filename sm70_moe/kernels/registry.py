@@ -38,6 +38,7 @@ MEMBERS: Mapping[str, type | None] = MappingProxyType(
 BUILT_INS: Mapping[str, Callable[[], object]] = MappingProxyType(
     {
         "legacy": LegacyBackend,
+        "decode": lambda: NativeBackend("decode"),
         "qpn": lambda: NativeBackend("qpn"),
         "grouped": lambda: NativeBackend("grouped"),
         "indexed": lambda: NativeBackend("indexed"),

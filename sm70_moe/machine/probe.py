@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sm70_moe.machine.devices import CPU, Device, nvml_devices, visible_devices
+from sm70_moe.machine.devices import CPU, Device, cuda_devices
 from sm70_moe.machine.installed import installed_build, plugin_tests
 from sm70_moe.machine.machine import Machine
 
@@ -33,9 +33,10 @@ def probe(
     `native=False` does not even look for the native build; `kernels` is a folder with another one than
     the package's own, `dependent=False` keeps its kernels from overlapping. `kernel_cache` is where
     kernels lie that are compiled on this machine (True: the user's cache directory, False: none are).
-    GPUs come from the driver's management library, in its order, cut down to `CUDA_VISIBLE_DEVICES`;
-    `devices` are taken instead of them. Self-tests run when their result is first asked for, and only on
-    real devices. Raises SettingsError for a folder that holds no build.
+    GPUs come from the driver's management library, numbered as `CUDA_VISIBLE_DEVICES` and
+    `CUDA_DEVICE_ORDER` make CUDA number them, as far as that can be known; `devices` are taken instead of
+    them. Self-tests run when their result is first asked for, and only on real devices. Raises
+    SettingsError for a folder that holds no build.
     """
     made = specialiser(kernel_cache) if native else None
     if backends is None:
@@ -44,7 +45,7 @@ def probe(
         backends = {name: configured(backend, kernels, dependent, made) for name, backend in load().items()}
     real = devices is None
     if devices is None:
-        devices = visible_devices(nvml_devices(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        devices = cuda_devices(os.environ)
     return Machine(
         devices=(*devices, CPU),
         backends=MappingProxyType(dict(backends)),

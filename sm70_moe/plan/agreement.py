@@ -233,6 +233,7 @@ def without(plan: Plan, lacks: Sequence[Lack]) -> Plan:
         )
         for name in dict.fromkeys(lack.feature for lack in lacks)
     }
+    objections = {**admission.objections, **objections}
     return Plan(admit(admission.policy, admission.settings, admission.facts, admission.machine, objections))
 
 

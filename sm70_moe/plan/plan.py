@@ -88,10 +88,10 @@ class Plan:
         """What the digest is made of: equal on ranks and layers that run alike.
 
         The layer's name and index, the rank and the device's number are left out: they differ
-        where the plans are the same.
+        where the plans are the same. The device's architecture stands by itself, whoever told it.
         """
         admission = self.admission
-        own = ("layer", "index", "tensor_rank", "expert_rank", "device")
+        own = ("layer", "index", "tensor_rank", "expert_rank", "device", "architecture")
         return {
             "version": DIGEST_VERSION,
             "policy": admission.policy.digest,
@@ -109,14 +109,13 @@ class Plan:
 def planned(admission: Admission) -> tuple[PlannedRoute, ...]:
     """The admitted routes, each with the version of its kernels."""
     build, sizes, layer = admission.machine.build, sizes_of(admission), layer_of(admission)
-    where = admission.device.architecture if admission.device else None
 
     def of(route: Route) -> PlannedRoute:
         backend = admission.machine.backends[route.backend]
         assert not isinstance(backend, Broken)  # an admitted route's backend has loaded
         ours = build is not None and backend.native and route.backend in BUILT_IN
         choice = build.choice(route.backend, sizes, layer) if build is not None and ours else Choice()
-        return PlannedRoute(route, choice, backend.can(where))
+        return PlannedRoute(route, choice, admission.abilities.get(route.backend))
 
     return tuple(map(of, admission.routes))
 

@@ -85,8 +85,8 @@ def orders(routes: Routes) -> Iterator[Fault]:
     for place, route in routes[1:]:
         first = routes[0][1]
         if route.order != first.order:
-            accepted = f"{shown(first.order)} as {first.name}: a fallback reads the same banks"
-            yield Fault(("route", place, "order"), shown(route.order), accepted)
+            accepted = f"{shown(first.order or 'none')} as {first.name}: a fallback reads the same banks"
+            yield Fault(("route", place, "order"), shown(route.order or "none"), accepted)
 
 
 def overlaps(a: TokenRange, b: TokenRange) -> bool:

@@ -34,7 +34,7 @@ def of_route(where: KeyPath, route: Route, ability: Capability) -> Iterator[Faul
     tokens, who = route.tokens, f"which backend {route.backend} runs"
     if not ability.tokens.covers(tokens.first, tokens.last):
         yield Fault((*where, "tokens"), f"{tokens} tokens", f"{ability.tokens} tokens, {who}")
-    if route.order not in ability.reads.orders:
+    if route.order is not None and route.order not in ability.reads.orders:
         accepted = " or ".join(map(shown, sorted(ability.reads.orders)))
         yield Fault((*where, "order"), shown(route.order), f"{accepted}, which backend {route.backend} reads")
     if route.call is not None:

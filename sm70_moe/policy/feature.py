@@ -72,7 +72,8 @@ class Feature(Frozen):
     """A route, a bank layout or an option that an operator can demand or switch off.
 
     `env` are variables beside `SM70_MOE_<NAME>`, which every feature has. `unset` is the state
-    when no variable is set. `needs` are features that must be admitted first. `metadata` and
+    when no variable is set. `needs` are features that must be admitted first. While it is
+    unset, a feature does not step in for those of `unless_off` that the operator switched off. `metadata` and
     `batches` say what the banks become when a layout feature is admitted.
     """
 
@@ -81,6 +82,7 @@ class Feature(Frozen):
     env: Tuple[Variable] = ()
     unset: Literal["auto", "off"] = "auto"
     needs: Tuple[str] = ()
+    unless_off: Tuple[str] = ()
     checks: Checks = ()
     native: bool = False
     interleaves_w13: bool = False

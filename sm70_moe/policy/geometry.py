@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import lcm
 
 from sm70_moe.grouping import SMALLEST_GROUP
-from sm70_moe.layout import ORDERS, TILE32X8, Order
+from sm70_moe.layout import ORDERS, Order
 from sm70_moe.policy.contract import Contract
 from sm70_moe.policy.draft import Draft
 from sm70_moe.policy.fault import Fault
@@ -19,8 +19,8 @@ WEIGHTS = ("contract", "weights")
 
 def geometry_faults(draft: Draft) -> Iterator[Fault]:
     """Faults of the contract's sizes, and of call conditions against them."""
-    for order in dict.fromkeys(route.order for _, route in draft.routes) or (TILE32X8.name,):
-        if order in ORDERS:  # a plug-in knows the sizes of its own
+    for order in dict.fromkeys(route.order for _, route in draft.routes):
+        if order is not None and order in ORDERS:  # a plug-in knows the sizes of its own
             yield from banks(draft.contract, ORDERS[order])
     yield from groups(draft.contract)
     yield from experts(draft.contract)

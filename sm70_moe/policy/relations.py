@@ -13,6 +13,7 @@ from sm70_moe.settings.variables import BUILD_NAMES, FLAGS, PREFIXES, SETTINGS, 
 def relation_faults(draft: Draft, unknown_backends: Callable[[Iterable[str]], dict[str, str]]) -> Iterator[Fault]:
     """Faults between parts. `unknown_backends` maps names to what is accepted instead."""
     yield from needs(draft)
+    yield from stand_ins(draft)
     yield from cycles(draft)
     yield from kinds(draft)
     yield from variables(draft)
@@ -29,6 +30,15 @@ def needs(draft: Draft) -> Iterator[Fault]:
             if need not in draft.feature_names:
                 accepted = one_of(need, draft.feature_names - {name})
                 yield Fault(("features", name, "needs", place), shown(need), accepted, "unknown feature")
+
+
+def stand_ins(draft: Draft) -> Iterator[Fault]:
+    """Features that another one does not step in for."""
+    for name, feature in draft.features.items():
+        for place, other in enumerate(feature.unless_off):
+            if other not in draft.feature_names - {name}:
+                accepted = one_of(other, draft.feature_names - {name})
+                yield Fault(("features", name, "unless_off", place), shown(other), accepted, "unknown feature")
 
 
 def cycles(draft: Draft) -> Iterator[Fault]:

@@ -90,14 +90,14 @@ class CallConditions(Frozen):
 
 
 class Route(Frozen):
-    """One way to run a layer. `order` is the order of the banks that it reads."""
+    """One way to run a layer. `order` is the order of the banks that it reads; None: whatever its backend reads."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     backend: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     feature: str | None = None
     tokens: Tokens = TokenRange(first=1, last=None)
     call: CallConditions | None = None
-    order: Annotated[str, Field(pattern=r"^[a-z0-9_.-]+$")] = "tile32x8"
+    order: Annotated[str, Field(pattern=r"^[a-z0-9_.-]+$")] | None = None
 
     @property
     def unconditional(self) -> bool:

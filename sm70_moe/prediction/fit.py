@@ -31,6 +31,8 @@ Vector = NDArray[np.float64]
 START = Parameters(launch=0.8, reached=0.85, efficiency=0.5, serial=0.3, latency=1.0, hidden=0.5)
 STEPS = 60
 DAMPING = 1e-3
+SETTLED = 1e-9
+"""A step that moves no number by more ends the search: they are rounded to six digits."""
 LEAST_ROWS = 2 * len(NAMES)
 """Fewer rows would leave the numbers to chance."""
 
@@ -89,19 +91,25 @@ def solve(points: Sequence[Point], gpu: Gpu) -> Parameters:
 
 def descend(errors: Callable[[Vector], Vector], start: Vector, low: Vector, high: Vector) -> Vector:
     """Damped Gauss-Newton steps, cut at the bounds; a step that makes it worse is made shorter."""
-    values, damping = start, DAMPING
-    now = errors(values)
+    values, now, damping = start, errors(start), DAMPING
+    slope = _slopes(errors, values, now, high)
     for _ in range(STEPS):
-        slope = np.stack([_slope(errors, values, now, i, high) for i in range(len(values))], axis=1)
         square = slope.T @ slope
         step = np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-9), slope.T @ now)
         tried = np.clip(values - step, low, high)
+        if np.abs(tried - values).max() < SETTLED:
+            break
         found = errors(tried)
         if found @ found < now @ now:
             values, now, damping = tried, found, max(damping / 3, 1e-9)
+            slope = _slopes(errors, values, now, high)
         else:
             damping *= 4
     return values
+
+
+def _slopes(errors: Callable[[Vector], Vector], values: Vector, now: Vector, high: Vector) -> Vector:
+    return np.stack([_slope(errors, values, now, i, high) for i in range(len(values))], axis=1)
 
 
 def _slope(errors: Callable[[Vector], Vector], values: Vector, now: Vector, place: int, high: Vector) -> Vector:

@@ -27,7 +27,7 @@ from sm70_moe.prediction.work import Call, Image, Work, work_of
 PARTS: Mapping[str, str] = {"decode_w13": "w13", "decode_w2": "w2"}
 """Source -> which of a layer's two products it runs."""
 
-BACKENDS = ("qpn", "grouped")
+BACKENDS = ("decode", "qpn", "grouped")
 """Native backends whose kernels are modelled: one token, and few."""
 
 MOST_NAMES = 3

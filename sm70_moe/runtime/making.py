@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from sm70_moe.banks.banks import Banks
 from sm70_moe.banks.cache import BankCache
+from sm70_moe.decision import obstacle_text
 from sm70_moe.kernels.protocol import Backend
 from sm70_moe.numbers.codes import WeightSource
 from sm70_moe.plan.memory import backend
@@ -17,17 +17,18 @@ from sm70_moe.plan.plan import Plan
 from sm70_moe.reading.loading import Progress
 from sm70_moe.runtime.arena import Arena
 from sm70_moe.runtime.layer import Captured, MoELayer
-from sm70_moe.runtime.preparation import Warn, cached_banks, prepare_banks
+from sm70_moe.runtime.preparation import Prepared, Warn, cached_banks, prepare_banks
 from sm70_moe.runtime.proof import Proof, Prover
 from sm70_moe.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A layer that is ready; None where native routes `failed` their proof."""
+    """A layer that is ready; None where native routes `failed` their proof. `kept`: its banks were a file's."""
 
     layer: MoELayer | None
     failed: tuple[Proof, ...] = ()
+    kept: bool = False
 
 
 class Maker:
@@ -49,17 +50,37 @@ class Maker:
     ) -> Made:
         """Prepare the banks of a plan that has routes, and try its native routes on them."""
         backends = {route.backend: backend(plan.admission, route.backend) for route in plan.routes}
-        banks = self._banks(plan, weights, backends[plan.routes[-1].backend], place, progress)
-        space = self._arena(banks.device)
+        made = self._made(plan, weights, backends, place, captured, progress)
+        if made.failed and made.kept:  # the file is wrong or the kernels are: banks of the weights tell
+            distrust = f"wrong on the layer's own weights ({obstacle_text(made.failed[0].finding)})"
+            made = self._made(plan, weights, backends, place, captured, progress, distrust)
+        return made
+
+    def _made(
+        self,
+        plan: Plan,
+        weights: WeightSource,
+        backends: dict[str, Backend],
+        place: str,
+        captured: Captured,
+        progress: Progress | None,
+        distrust: str = "",
+    ) -> Made:
+        prepared = self._banks(plan, weights, backends[plan.routes[-1].backend], place, progress, distrust)
+        banks, space = prepared.banks, self._arena(prepared.banks.device)
         space.reserve(plan.memory.resident if plan.memory else 0)
         proofs = self.prover.prove(plan, banks, weights, backends, space) if self.settings.proof else ()
         failed = tuple(proof for proof in proofs if not proof.ok)
-        return Made(None if failed else MoELayer(plan, banks, backends, captured, space), failed)
+        layer = None if failed else MoELayer(plan, banks, backends, captured, space)
+        return Made(layer, failed, prepared.file is not None)
 
-    def _banks(self, plan: Plan, weights: WeightSource, last: Backend, place: str, progress: Progress | None) -> Banks:
+    def _banks(
+        self, plan: Plan, weights: WeightSource, last: Backend, place: str, progress: Progress | None, distrust: str
+    ) -> Prepared:
         if self.settings.cache is None:
-            return prepare_banks(plan, weights, last, place, progress)
-        return cached_banks(plan, weights, last, place, BankCache(self.settings.cache), self.warn, progress)
+            return Prepared(prepare_banks(plan, weights, last, place, progress))
+        cache = BankCache(self.settings.cache)
+        return cached_banks(plan, weights, last, place, cache, self.warn, progress, distrust)
 
     def _arena(self, device: torch.device) -> Arena:
         with self._lock:

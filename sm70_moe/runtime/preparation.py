@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm70_moe import __version__
 from sm70_moe.banks.banks import Banks
-from sm70_moe.banks.cache import BankCache, Key
+from sm70_moe.banks.cache import BankCache, Found, Key
 from sm70_moe.kernels.protocol import Backend
 from sm70_moe.numbers.codes import WeightSource
 from sm70_moe.plan.memory import bank_shape
@@ -17,6 +18,14 @@ from sm70_moe.reading.offers import Identified
 
 Warn = Callable[[Path, str], None]
 """Called with a file of prepared banks, and why it is not used or could not be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Banks, and the file of the cache that they came out of; None for banks made from the weights."""
+
+    banks: Banks
+    file: Path | None = None
 
 
 def key_of(plan: Plan, weights: WeightSource) -> Key | None:
@@ -58,24 +67,26 @@ def cached_banks(
     cache: BankCache,
     warn: Warn,
     progress: Progress | None = None,
-) -> Banks:
+    distrust: str = "",
+) -> Prepared:
     """Banks out of the cache; those that are not there, or not to be trusted, are made and written.
 
-    `warn` is called once for a file that is not used, and for one that cannot be written.
+    `warn` is called once for a file that is not used, and for one that cannot be written. `distrust`
+    says why a file is not to be used, whatever stands in it.
     """
     key = key_of(plan, weights)
     if key is None:
-        return prepare_banks(plan, weights, backend, device, progress)
-    found = cache.load(key, device, progress)
+        return Prepared(prepare_banks(plan, weights, backend, device, progress))
+    found = Found(None, cache.folder / key.file, distrust) if distrust else cache.load(key, device, progress)
     if found.banks is not None:
-        return found.banks
+        return Prepared(found.banks, found.file)
     if found.ignored:
         warn(found.file, f"not used, {found.ignored}; prepared again from the weights")
     banks = prepare_banks(plan, weights, backend, device, progress)
     if banks.layout != key.layout or banks.shape != key.shape:
-        return banks  # a plug-in's own
+        return Prepared(banks)  # a plug-in's own
     try:
         cache.store(key, banks)
     except OSError as error:
         warn(found.file, f"not written: {error.strerror or error}")
-    return banks
+    return Prepared(banks)

@@ -20,6 +20,7 @@ import torch
 from sm70_moe.banks.banks import Banks
 from sm70_moe.decision import Finding, Plain, Reason
 from sm70_moe.kernels.call import Call
+from sm70_moe.kernels.native.refusal import Crash
 from sm70_moe.kernels.protocol import Backend, Versioned, Workspace
 from sm70_moe.numbers.codes import Codes, WeightSource
 from sm70_moe.plan.plan import Plan
@@ -145,34 +146,40 @@ class Subject:
 
     def prove(self, route: PlannedRoute, backend: Backend, space: Workspace | None) -> Proof:
         """Run every version that the route can reach, and judge it. What a kernel raises is the proof's error."""
-        counts = versions(route, backend, self.banks, self.ids.shape[1])
+        counts: tuple[int, ...] = (route.tokens.first,)  # until the backend has said more
         try:
+            counts = versions(route, backend, self.banks, self.ids.shape[1])
             worst = [self._judge(*self._run(tokens, backend, space)) for tokens in counts]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # foreign code: a driver, a plug-in
-            return Proof(route.name, counts, self.experts, inf, inf, f"{type(error).__name__}: {error}")
-        return Proof(route.name, counts, self.experts, max(w for w, _ in worst), max(o for _, o in worst))
+            return Proof(route.name, counts, self.experts, inf, inf, str(Crash.of(error)))
+        w13, out = np.max(worst, axis=0)  # NaN among them stays NaN, and is not ok
+        return Proof(route.name, counts, self.experts, float(w13), float(out))
 
-    def _run(self, tokens: int, backend: Backend, space: Workspace | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """One call on outputs of NaN: activations (M, k, I) and output (M, H)."""
+    def _run(self, tokens: int, backend: Backend, space: Workspace | None) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """One call on outputs of NaN: activations (M, k, I), some columns of the output; is NaN nowhere?"""
         x = self.x[:tokens]
         inner = x.new_full((tokens, self.ids.shape[1], self.banks.shape.intermediate), torch.nan)
         out = torch.full_like(x, torch.nan)
         backend.run(self.banks, Call(x, self.ids[:tokens], self.weights[:tokens], out, inner), space)
-        return inner.float().cpu(), out[:, self.outer.start : self.outer.stop].float().cpu()
+        # NaN in the activations would make the expected output NaN too: it is looked for in all of both
+        lost = torch.isnan(inner).any() | torch.isnan(out).any()
+        return inner.float().cpu(), out[:, self.outer.start : self.outer.stop].float().cpu(), not lost
 
-    def _judge(self, inner: torch.Tensor, out: torch.Tensor) -> tuple[float, float]:
+    def _judge(self, inner: torch.Tensor, out: torch.Tensor, whole: bool) -> tuple[float, float]:
         """Bound fractions of the activations' columns and of the output's, W2 on the route's own activations."""
+        if not whole:
+            return inf, inf
         tokens, given = len(out), inner.numpy()
         ids, weights = self.ids[:tokens].cpu().numpy(), self.weights[:tokens].cpu().numpy()
         x = self.x[:tokens].float().cpu().numpy()
         dtype = self.plan.admission.facts.activations or "float16"
         answer = self.reference.answer(x, ids.astype(np.int64), weights, dtype, given)
-        whole = replace(answer, terms=(self.banks.shape.hidden, self.banks.shape.intermediate))
+        full = replace(answer, terms=(self.banks.shape.hidden, self.banks.shape.intermediate))
         columns = given[:, :, self.inner.start : self.inner.stop].astype(np.float64)
         with np.errstate(all="ignore"):
-            return judge_w13(whole, columns, FACTOR), judge_out(whole, out.numpy().astype(np.float64), weights, FACTOR)
+            return judge_w13(full, columns, FACTOR), judge_out(full, out.numpy().astype(np.float64), weights, FACTOR)
 
 
 def chosen(experts: int, index: int) -> tuple[int, ...]:

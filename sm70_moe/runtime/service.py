@@ -159,7 +159,7 @@ class AdmissionService:
         """The plan without routes that were wrong on the layer's own banks. Raises AdmissionRefused under `1`."""
         admission = plan.admission
         features = {route.name: route.route.feature or route.name for route in plan.routes}
-        objections = {features[proof.route]: proof.finding for proof in failed}
+        objections = {**admission.objections, **{features[proof.route]: proof.finding for proof in failed}}
         for proof in failed:
             self._sinks.event("moe proof", "warning", layer=plan.layer, **proof.record())
         again = admit(admission.policy, self.settings, admission.facts, self.machine, objections, others=self.policies)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sm70_moe.numbers.codes import WeightSource
 
 BuildState = Literal["missing", "fake", "stale"]
-NATIVE = ("qpn", "grouped", "indexed")
+NATIVE = ("decode", "qpn", "grouped", "indexed")
 """Backends that need the native build."""
 
 FIRST_SIZES = {"hidden": 2560, "intermediate": 160, "top_k": 10, "group": 32}

@@ -226,3 +226,15 @@ def test_sizes_are_read_from_the_build() -> None:
 
     one, both = ({"hidden": 128, "top_k": 2}, {"hidden": 256, "top_k": 4}), ({"hidden": 64},)
     assert kernel_sizes(Cubins()) == {FUSED: one, "qpn": both, "grouped": both}  # type: ignore[arg-type]  # what is read of it
+
+
+@pytest.mark.parametrize(
+    ("lacking", "outcome"),
+    [("its sizes", Outcome.FELL_BACK), ("any sizes", Outcome.FELL_BACK), ("cooperative launch", Outcome.REFUSED)],
+)
+def test_an_odd_layer_of_a_mixed_model(lacking: str, outcome: Outcome) -> None:
+    """Sizes are the layer's own: under admit-the-rest others may still have it. What the device lacks, all lack."""
+    mixed = POLICY.model_copy(update={"on": POLICY.on.model_copy(update={"mixed_model": "admit-the-rest"})})
+    made, reasons = LACKING[lacking]
+    decision = decide("1", made, mixed).decision(FUSED)
+    assert (decision.outcome, list(decision.reasons)) == (outcome, reasons)

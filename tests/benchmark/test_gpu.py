@@ -40,16 +40,35 @@ FOUND = tuple((f"GPU-{letter}", Device(f"cuda:{i}", (7, 0), "Tesla V100")) for i
 def test_index(monkeypatch: pytest.MonkeyPatch, visible: str | None, device: str, index: int | None) -> None:
     """CUDA_VISIBLE_DEVICES is undone."""
     monkeypatch.setattr(gpu, "nvml_devices", lambda: FOUND)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert nvml_index(device) == index
 
 
+@pytest.mark.parametrize(
+    ("visible", "device", "index"), [(None, "cuda:1", None), ("2,0", "cuda:0", None), ("GPU-b", "cuda:0", 1)]
+)
+def test_an_index_that_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, device: str, index: int
+) -> None:
+    """CUDA's own order is not the library's; a UUID is one GPU, and CUDA's own word goes before everything."""
+    monkeypatch.setattr(gpu, "nvml_devices", lambda: FOUND)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert nvml_index(device) == index
+    monkeypatch.setattr(gpu, "cuda_uuid", lambda device: "GPU-c")
+    assert nvml_index(device) == 2
+
+
 @pytest.mark.parametrize(("model", "handle"), [("Tesla V100", "handle 0"), ("H200", None)])
 def test_another_model_in_its_place(monkeypatch: pytest.MonkeyPatch, model: str, handle: str | None) -> None:
     """Where the library numbers devices otherwise than CUDA, nothing is said rather than something wrong."""
     monkeypatch.setattr(gpu, "nvml_devices", lambda: FOUND)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(__import__("sys").modules, "pynvml", library())
     assert Management.open("cuda:0", model).handle == handle

@@ -169,3 +169,10 @@ def test_a_wrong_type_is_refused_by_key_and_value(tmp_path: Path, given: dict[st
     with pytest.raises(CheckpointError) as caught:
         rules(tmp_path, **given)
     assert all(text in str(caught.value) for text in ["config.json", *named])
+
+
+@pytest.mark.parametrize("rows", [(32, 128), (128, 32)])
+def test_of_two_groups_for_one_class_the_first_counts(tmp_path: Path, rows: tuple[int, int]) -> None:
+    """In the order of the file, as the format's own library takes them."""
+    found = rules(tmp_path, *(group("Linear", group_size=size) for size in rows))
+    assert found.base == packed(rows[0])

@@ -280,3 +280,13 @@ def test_a_method_that_is_not_read_has_no_fault(tmp_path: Path) -> None:
     rules = read(tmp_path, {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(", "lm_head"]}}).quantization
     assert rules.base.format == "fp8"
     assert rules.skips("lm_head")
+
+
+@pytest.mark.parametrize(
+    ("mark", "name"), [(b"\xef\xbb\xbf", "UTF-8"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")]
+)
+def test_a_byte_order_mark_is_named(tmp_path: Path, mark: bytes, name: str) -> None:
+    """An editor's mark is said, not an invalid character."""
+    (tmp_path / "config.json").write_bytes(mark + b"{}")
+    with pytest.raises(CheckpointError, match=rf"config\.json: found a byte order mark \(BOM\) of {name}"):
+        read_config(tmp_path)

@@ -100,6 +100,7 @@ def test_tensors_may_be_named_in_any_order(tmp_path: Path) -> None:
         ({"a": entry("I32", [2], 0, 8), "b": entry("I32", [2], 12, 20)}, 20, ["tensor b", "hole after a"]),
         ({"a": entry("I32", [2], 4, 12)}, 12, ["tensor a", "hole after the header"]),
         ({"a": entry("I32", [2**62] * 100, 0, 16)}, 16, ["tensor a", "100 dimensions", "64"]),
+        ({"a": entry("I32", [1] * 65, 0, 4)}, 4, ["tensor a", "65 dimensions", "64"]),
         (b'{"a":{"x":' + b"[" * 20_000 + b"]" * 20_000 + b"}}", 0, ["nested"]),
         (b'{"a":' + b"[" * 20_000 + b"]" * 20_000 + b"}", 0, ["nested"]),
         (b"{", 0, ["JSON"]),
@@ -254,3 +255,20 @@ def test_an_index_that_is_nested_too_deeply(tmp_path: Path, key: str) -> None:
     (tmp_path / INDEX).write_text(f'{{"{key}":' + "[" * 20_000 + "]" * 20_000 + "}")
     with pytest.raises(CheckpointError, match=INDEX):
         read_headers(tmp_path)
+
+
+def test_as_many_dimensions_as_are_accepted(tmp_path: Path) -> None:
+    """64 are; bytes and offsets fit as in the refused case with one more."""
+    write_raw(tmp_path / SINGLE, {"a": entry("I32", [1] * 64, 0, 4)}, bytes(4))
+    found = read_headers(tmp_path).find("a")
+    assert found is not None
+    assert found.shape == (1,) * 64
+
+
+def test_a_byte_order_mark_in_front_of_an_index_is_named(good: Path) -> None:
+    """An editor's mark is said, not an invalid character."""
+    (good / INDEX).write_bytes(b"\xef\xbb\xbf" + b'{"weight_map": {}}')
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors\.index\.json: found a byte order mark \(BOM\) of UTF-8"
+    ):
+        read_headers(good)

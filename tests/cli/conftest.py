@@ -46,13 +46,3 @@ def _no_build(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
     """A native build that this checkout may have does not count, unless a test asks for `own_build`."""
     if "own_build" not in request.fixturenames:
         monkeypatch.setattr("sm70_moe.machine.probe.installed_build", lambda *_, **__: None)
-
-
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings of whoever runs the tests do not count here."""
-    import os
-
-    for name in os.environ:
-        if name.startswith(("SM70_MOE_", "VLLM_SM70_")):
-            monkeypatch.delenv(name)

@@ -32,10 +32,9 @@ bankfile.header = header_or_death
 
 
 def process(code: str, *more: object) -> subprocess.Popen[bytes]:
-    quiet = {name: value for name, value in os.environ.items() if not name.startswith("SM70_MOE_")}
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, more)],
-        env={**quiet, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

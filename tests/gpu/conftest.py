@@ -17,6 +17,7 @@ from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Inputs, Result, Trial
 from sm70_moe.facts import CallFacts, LayerFacts, TensorFacts
+from sm70_moe.kernels.call import Call
 from sm70_moe.machine.machine import Machine
 from sm70_moe.numbers.codes import ExpertCodes
 from sm70_moe.plan.memory import backend
@@ -125,7 +126,12 @@ class Subject:
     def judge(self, call: Inputs, run: Callable[..., None] | None = None) -> Result:
         """Against the FP64 reference; every buffer is poisoned before."""
         intermediate = self.layer.banks.shape.intermediate
-        trial = Trial("route", "backend", run or self.run, self.weights.reference, intermediate, factor=FACTOR)
+        runs = run or self.run
+
+        def given(one: Call) -> None:
+            runs(one.x, one.ids, one.weights, one.out, one.intermediate)
+
+        trial = Trial("route", "backend", given, self.weights.reference, intermediate, factor=FACTOR)
         return trial.judge(call)
 
 
@@ -143,7 +149,9 @@ def through(
         return
     route = layer.plan.route(CallFacts(*(TensorFacts.of(tensor) for tensor in (x, ids, weights, out))))
     if route is not None:
-        backend(layer.plan.admission, route.backend).run(layer.banks, x, ids, weights, out, intermediate)
+        backend(layer.plan.admission, route.backend).run(
+            layer.banks, Call(x, ids, weights, out, intermediate), layer.space
+        )
 
 
 def policy_for(sizes: Sizes, order: str, metadata: str) -> Policy:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sm70_moe.evidence.trial import Inputs, same_bits
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.declared import FUSED
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.bound import Bound
@@ -148,7 +149,7 @@ def test_grids_of_changing_sizes_on_one_scratch(both) -> None:
     differ = torch.zeros((), dtype=torch.int64, device=two.device)
     for number in range(500):
         out = torch.full_like(call.x, torch.nan)
-        bounds[number * 3 % len(bounds)](banks, call.x, call.ids, call.weights, out, None)
+        bounds[number * 3 % len(bounds)](banks, Call(call.x, call.ids, call.weights, out), None)
         differ += (out.view(torch.int16) != wanted.view(torch.int16)).sum()
     assert differ.item() == 0
     arrivals = bounds[0].scratch.view(torch.int32)[0].item() & 0xFFFF
@@ -163,7 +164,7 @@ def test_a_generation_that_wraps(both) -> None:
     call = two.mixed(1, seed=42)
     for _ in range(6):
         out = torch.full_like(call.x, torch.nan)
-        bound(banks, call.x, call.ids, call.weights, out, None)
+        bound(banks, Call(call.x, call.ids, call.weights, out), None)
         assert same_bits(out, two.answer(call))
     assert bound.scratch.view(torch.int32)[0].item() == 3 << 16
 
@@ -186,7 +187,7 @@ def test_voltas_step(both) -> None:
     for name, call in calls_of(two).items():
         outs = [torch.full_like(call.x, torch.nan) for _ in range(3)]
         for bound, out in zip((plain, one, few), outs, strict=True):
-            bound(banks, call.x, call.ids, call.weights, out, None)
+            bound(banks, Call(call.x, call.ids, call.weights, out), None)
         assert same_bits(outs[0], outs[1]), name
         assert same_bits(outs[0], outs[2]), name
 
@@ -195,6 +196,7 @@ STRESS = """
 import torch
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Inputs
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
@@ -205,7 +207,7 @@ calls = [Inputs.random(1, 10, hidden=2560, experts=12, seed=s, device="cuda:0") 
 wanted = []
 for b, c in zip(banks, calls):
     wanted.append(torch.empty_like(c.x))
-    two.run(b, c.x, c.ids, c.weights, wanted[-1])
+    two.run(b, Call(c.x, c.ids, c.weights, wanted[-1]))
 outs = [torch.full((2000, *c.x.shape), torch.nan, dtype=torch.float16, device="cuda:0") for c in calls]
 torch.cuda.synchronize()
 {body}
@@ -218,7 +220,7 @@ print("right")
 ROW = """
 for b, c, out in zip(banks, calls, outs):
     for row in out:
-        one.run(b, c.x, c.ids, c.weights, row)
+        one.run(b, Call(c.x, c.ids, c.weights, row))
 """
 
 BESIDE = """
@@ -227,7 +229,7 @@ a = torch.randn(2048, 2048, device="cuda:0", dtype=torch.float16)
 for number in range(2000):
     for b, c, out, stream in zip(banks, calls, outs, streams):
         with torch.cuda.stream(stream):
-            one.run(b, c.x, c.ids, c.weights, out[number])
+            one.run(b, Call(c.x, c.ids, c.weights, out[number]))
     if number % 20 == 0:
         with torch.cuda.stream(streams[2]):
             torch.mm(a, a)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sm70_moe.evidence.trial import Inputs, same_bits
+from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.native.bound import Bound
 from sm70_moe.kernels.native.launch import Launcher, Step
 from sm70_moe.kernels.native.steps import STEPS, Case, decode
@@ -30,7 +31,7 @@ def volta(case: Case) -> tuple[Step, ...]:
 def launcher(layers) -> Launcher:
     """The kernels, if Volta's step is among them."""
     found = layers.machine().backends["grouped"].launcher("cuda:0")
-    there = {i.version.architecture for i in found.cubins.images if ("step", "volta") in i.version.axes}
+    there = {i.version.architecture for i in found.images.images if ("step", "volta") in i.version.axes}
     if found.architecture not in there:
         pytest.skip(f"the build has no version step=volta for {found.architecture}: it is no test build (--tests)")
     return found
@@ -41,11 +42,11 @@ def subject(request: pytest.FixtureRequest, layers, launcher: Launcher):
     """A layer whose calls take Volta's step: bound as the routes are, with another value of the axis."""
     order, metadata, sizes = request.param
     made = layers.make(order=order, metadata=metadata, **sizes)
-    route = replace(STEPS["grouped"], steps=volta, first=1)
+    route = replace(STEPS["decode"], steps=volta)
     bound = Bound("volta", launcher, route, made.layer.banks, dependent=False)
 
     def run(x, ids, weights, out, intermediate=None) -> None:
-        bound(made.layer.banks, x, ids, weights, out, intermediate)
+        bound(made.layer.banks, Call(x, ids, weights, out, intermediate), None)
 
     return replace(made, run=run)
 

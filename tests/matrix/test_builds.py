@@ -1,8 +1,7 @@
 """Fallbacks with the real native build of an installation, on a machine without a GPU.
 
-tox sets `MATRIX_FLAGS` (unset, off, require) together with the flag variables themselves, and
-`MATRIX_NATIVE` (built, missing, stale). The installed package is copied into a folder of its own and
-put into that state there; a process then admits a layer with what it finds. Nothing is faked.
+The installed package is copied into a folder of its own and the copy put into a state (built, missing,
+stale); a process then admits a layer with what it finds, for each state of the flags. Nothing is faked.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 import sm70_moe
 from sm70_moe.kernels.build.images import RECORD
-
-FLAGS = os.environ.get("MATRIX_FLAGS", "unset")
-NATIVE = os.environ.get("MATRIX_NATIVE", "missing")
 
 PACKAGE = Path(sm70_moe.__file__).parent
 NATIVES = ("grouped_decode", "indexed_prefill", "qpn_m1")
@@ -62,56 +61,59 @@ pathlib.Path(sys.argv[1]).write_text(json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the installed package in the cell's state."""
-    place = tmp_path_factory.mktemp(NATIVE)
-    shutil.copytree(PACKAGE, place / "sm70_moe", ignore=shutil.ignore_patterns("__pycache__"))
+@dataclass(frozen=True)
+class Answer:
+    """What a new process decided: the cell's flags and build, and its report."""
+
+    flags: str
+    native: str
+    told: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=["built", "missing", "stale"])
+def installation(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, lacking: Callable[[str], NoReturn]
+) -> tuple[str, Path]:
+    """A state of the native build, and a folder with a copy of the installed package in it."""
+    native = request.param
+    if native != "missing" and not (PACKAGE / "kernels" / "cubins" / RECORD).is_file():
+        lacking("this installation has no native build")
+    place = tmp_path_factory.mktemp(native)
+    left = ("__pycache__", "cubins") if native == "missing" else ("__pycache__",)
+    shutil.copytree(PACKAGE, place / "sm70_moe", ignore=shutil.ignore_patterns(*left))
     if not (place / "sm70_moe" / "policies").exists():  # a checkout has them beside the package
         shutil.copytree(PACKAGE.parent / "policies", place / "policies")
-    cubins = place / "sm70_moe" / "kernels" / "cubins"
-    if NATIVE == "missing":
-        shutil.rmtree(cubins, ignore_errors=True)
-        return place
-    if not (cubins / RECORD).is_file():
-        text = "this installation has no native build"
-        if "MATRIX_NATIVE" in os.environ:  # whoever asks for this cell must not be told that it passed
-            pytest.fail(text)
-        pytest.skip(text)
-    if NATIVE == "stale":
+    if native == "stale":
         with (place / "sm70_moe" / "kernels" / "cuda" / "checksum.cu").open("a") as source:
             source.write("// edited after the build\n")
-    return place
+    return native, place
 
 
-@pytest.fixture(scope="module")
-def answer(installation: Path) -> dict:
-    """What a new process decides there. No GPU is visible to it."""
-    environment = os.environ | {"PYTHONPATH": str(installation), "CUDA_VISIBLE_DEVICES": ""}
-    told = installation / "answer.json"  # standard output has the journal's events
-    command = [sys.executable, "-c", ADMIT, str(told)]
-    done = subprocess.run(command, env=environment, cwd=installation, capture_output=True, text=True, check=False)
+@pytest.fixture
+def answer(installation: tuple[str, Path], flags: str, tmp_path: Path) -> Answer:
+    """No GPU is visible to the process."""
+    native, place = installation
+    environment = os.environ | {"PYTHONPATH": str(place), "CUDA_VISIBLE_DEVICES": ""}
+    path = tmp_path / "answer.json"  # standard output has the journal's events
+    command = [sys.executable, "-c", ADMIT, str(path)]
+    done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(told.read_text())
+    return Answer(flags, native, json.loads(path.read_text()))
 
 
-def test_each_native_route_says_why(answer: dict) -> None:
-    """No GPU, and whatever is wrong with the build as well; with `0` the flag alone."""
-    assert {name: answer["reasons"][name] for name in NATIVES} == dict.fromkeys(NATIVES, REASONS[FLAGS, NATIVE])
-    assert {name: answer["outcomes"][name] for name in NATIVES} == dict.fromkeys(NATIVES, OUTCOMES[FLAGS])
+def test_what_each_cell_decides(answer: Answer) -> None:
+    """Native routes: no GPU, and whatever is wrong with the build as well; with `0` the flag alone.
 
-
-def test_the_portable_route_is_there(answer: dict) -> None:
-    """Whatever the build is, `legacy` is admitted, and deciding needs no torch."""
-    assert answer["outcomes"]["legacy"] == "admitted"
-    assert answer["torch"] is False
-
-
-def test_the_build_is_what_the_cell_says(answer: dict) -> None:
-    """Looked up unless every flag is 0; its id is the expected one where it is neither missing nor stale."""
-    assert answer["looked_up"] is (FLAGS != "off")
-    if FLAGS == "off" or NATIVE == "missing":
-        assert answer["build"] is None
+    `legacy` is admitted whatever the build is, and deciding needs no torch. The build is looked up unless
+    every flag is 0; its id is the expected one where it is neither missing nor stale.
+    """
+    told, cell = answer.told, (answer.flags, answer.native)
+    assert {name: told["reasons"][name] for name in NATIVES} == dict.fromkeys(NATIVES, REASONS[cell])
+    assert {name: told["outcomes"][name] for name in NATIVES} == dict.fromkeys(NATIVES, OUTCOMES[answer.flags])
+    assert (told["outcomes"]["legacy"], told["torch"]) == ("admitted", False)
+    assert told["looked_up"] is (answer.flags != "off")
+    if answer.flags == "off" or answer.native == "missing":
+        assert told["build"] is None
         return
-    assert (answer["build"]["id"] == answer["build"]["expected"]) is (NATIVE == "built")
-    assert "sm_70" in answer["build"]["images"]
+    assert (told["build"]["id"] == told["build"]["expected"]) is (answer.native == "built")
+    assert "sm_70" in told["build"]["images"]

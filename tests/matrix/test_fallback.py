@@ -1,14 +1,12 @@
-"""The fallbacks that must hold in one cell of the tox matrix: flag state x native build.
+"""The fallbacks that must hold in every cell of the matrix: flag state x native build, which is pretended here.
 
-tox sets `MATRIX_FLAGS` (unset, off, require) together with the flag variables themselves, and
-`MATRIX_BUILD` (missing, fake, stale). The settings are read from the process's real environment.
-Without tox, this is the cell unset x missing.
+The settings are read from the process's real environment.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,14 +17,11 @@ from sm70_moe.errors import AdmissionRefused
 from sm70_moe.evidence.oracle import reference_of
 from sm70_moe.evidence.trial import Inputs, Trial
 from sm70_moe.facts import CallFacts
+from sm70_moe.kernels.call import Call
 from sm70_moe.policy import load_policy
 from sm70_moe.reading.source import CheckpointSource
 from sm70_moe.runtime.service import AdmissionService
 from sm70_moe.testing import contract_facts, fake_machine
-
-FLAGS = os.environ.get("MATRIX_FLAGS", "unset")
-BUILD = os.environ.get("MATRIX_BUILD", "missing")
-CELL = (FLAGS, BUILD)
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "tiny-qwen3-moe-awq"
 NATIVE = {"qpn_m1": (1,), "grouped_decode": (2, 3, 8), "indexed_prefill": (128, 8192)}
@@ -36,34 +31,52 @@ NATIVE_ROUTES = {1: "qpn_m1", 2: "grouped_decode", 8: "grouped_decode", 9: "lega
 }
 OLDER_ROUTES = {1: "legacy_single_token", 2: "legacy", 8: "legacy", 9: "legacy", 127: "legacy", 128: "legacy"}
 
-EXPECTED: dict[tuple[str, str], tuple[Outcome, tuple[Reason, ...], dict[int, str] | None]] = {
-    ("unset", "missing"): (Outcome.FELL_BACK, (Reason.BUILD_MISSING,), OLDER_ROUTES),
-    ("unset", "fake"): (Outcome.ADMITTED, (), NATIVE_ROUTES),
-    ("unset", "stale"): (Outcome.FELL_BACK, (Reason.BUILD_STALE,), OLDER_ROUTES),
-    ("off", "missing"): (Outcome.OFF, (Reason.FLAG_OFF,), OLDER_ROUTES),
-    ("off", "fake"): (Outcome.OFF, (Reason.FLAG_OFF,), OLDER_ROUTES),
-    ("off", "stale"): (Outcome.OFF, (Reason.FLAG_OFF,), OLDER_ROUTES),
-    ("require", "missing"): (Outcome.REFUSED, (Reason.BUILD_MISSING,), None),
-    ("require", "fake"): (Outcome.ADMITTED, (), NATIVE_ROUTES),
-    ("require", "stale"): (Outcome.REFUSED, (Reason.BUILD_STALE,), None),
-}
-"""Cell -> outcome of each native route, its reasons, and the route of each token count (None: refused)."""
 
-OUTCOME, REASONS, ROUTES = EXPECTED[CELL]
+class Cell(NamedTuple):
+    """What must come out of it."""
+
+    outcome: Outcome
+    reasons: tuple[Reason, ...]
+    routes: dict[int, str] | None
+    """The route of each token count; None: the layer is refused."""
+
+
+EXPECTED = {
+    ("unset", "missing"): Cell(Outcome.FELL_BACK, (Reason.BUILD_MISSING,), OLDER_ROUTES),
+    ("unset", "fake"): Cell(Outcome.ADMITTED, (), NATIVE_ROUTES),
+    ("unset", "stale"): Cell(Outcome.FELL_BACK, (Reason.BUILD_STALE,), OLDER_ROUTES),
+    ("off", "missing"): Cell(Outcome.OFF, (Reason.FLAG_OFF,), OLDER_ROUTES),
+    ("off", "fake"): Cell(Outcome.OFF, (Reason.FLAG_OFF,), OLDER_ROUTES),
+    ("off", "stale"): Cell(Outcome.OFF, (Reason.FLAG_OFF,), OLDER_ROUTES),
+    ("require", "missing"): Cell(Outcome.REFUSED, (Reason.BUILD_MISSING,), None),
+    ("require", "fake"): Cell(Outcome.ADMITTED, (), NATIVE_ROUTES),
+    ("require", "stale"): Cell(Outcome.REFUSED, (Reason.BUILD_STALE,), None),
+}
+"""(Flags, build) -> what comes out, the same for each native route."""
+
+
+@pytest.fixture(params=["missing", "fake", "stale"])
+def build(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture
-def machine():
-    return fake_machine(build=BUILD)
+def machine(build: str):
+    return fake_machine(build=build)
+
+
+@pytest.fixture
+def cell(flags: str, build: str) -> Cell:
+    return EXPECTED[flags, build]
 
 
 @pytest.mark.parametrize("policy", ["qwen3.8-flash-next-awq-tp4", "sample-awq-tp2"])
-def test_native_routes_come_out_as_the_cell_says(policy: str, machine) -> None:
+def test_native_routes_come_out_as_the_cell_says(policy: str, cell: Cell, machine) -> None:
     """Each native route has the cell's outcome and reasons; a refusal names all three routes."""
     loaded = load_policy(policy)
     service = AdmissionService(policy=loaded, machine=machine)
     facts = contract_facts(loaded)
-    if ROUTES is None:
+    if cell.routes is None:
         with pytest.raises(AdmissionRefused) as refused:
             service.admit(facts)
         decisions = {d.feature: d for d in refused.value.decisions}
@@ -71,27 +84,27 @@ def test_native_routes_come_out_as_the_cell_says(policy: str, machine) -> None:
     else:
         decisions = {d.feature: d for d in service.admit(facts).decisions}
     assert {name: (decisions[name].outcome, decisions[name].reasons) for name in NATIVE} == dict.fromkeys(
-        NATIVE, (OUTCOME, REASONS)
+        NATIVE, (cell.outcome, cell.reasons)
     )
     assert decisions["legacy"].admitted
 
 
 @pytest.mark.parametrize("tokens", NATIVE_ROUTES)
-def test_route_of_each_token_count(tokens: int, machine) -> None:
+def test_route_of_each_token_count(tokens: int, cell: Cell, machine) -> None:
     """The plan sends each token count where the cell says."""
     policy = load_policy("qwen3.8-flash-next-awq-tp4")
     service = AdmissionService(policy=policy, machine=machine)
-    if ROUTES is None:
+    if cell.routes is None:
         with pytest.raises(AdmissionRefused):
             service.admit(contract_facts(policy))
         return
     route = service.admit(contract_facts(policy)).route(CallFacts.usual(tokens, 2560, 10))
     assert route is not None
-    assert route.name == ROUTES[tokens]
+    assert route.name == cell.routes[tokens]
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 8, 9, 128])
-def test_a_real_layer_runs_by_that_route(tokens: int, machine) -> None:
+def test_a_real_layer_runs_by_that_route(tokens: int, cell: Cell, machine) -> None:
     """A layer of a real checkpoint runs by the cell's route, within the bound of the FP64 reference."""
     checkpoint = Checkpoint.open(CHECKPOINT)
     found = checkpoint.layers[0]
@@ -99,7 +112,7 @@ def test_a_real_layer_runs_by_that_route(tokens: int, machine) -> None:
     facts = checkpoint.facts(found, tensor_parallel=2, tensor_rank=1, device="cuda:0")
     service = AdmissionService(machine=machine)
     source = CheckpointSource(checkpoint, found, facts)
-    if ROUTES is None:
+    if cell.routes is None:
         with pytest.raises(AdmissionRefused):
             service.layer(facts, source, device="cpu")
         return
@@ -114,14 +127,15 @@ def test_a_real_layer_runs_by_that_route(tokens: int, machine) -> None:
         assert taken == []
         return
 
-    def call(x, ids, weights, out, intermediate) -> None:
-        if intermediate is None:
-            layer(x, ids, weights, out)
-        else:
-            name = ROUTES[tokens]
-            layer.runs[name](layer.banks, x, ids, weights, out, intermediate)
+    route = cell.routes[tokens]
 
-    trial = Trial(ROUTES[tokens], "matrix", call, reference_of(checkpoint, found, facts), 64)
+    def call(given: Call) -> None:
+        if given.intermediate is None:
+            layer(given.x, given.ids, given.weights, given.out)
+        else:
+            layer.runs[route](layer.banks, given)
+
+    trial = Trial(route, "matrix", call, reference_of(checkpoint, found, facts), 64)
     result = trial.judge(Inputs.random(tokens, 4, hidden=256, experts=16))
     assert result.ok, result
-    assert set(taken) == {ROUTES[tokens]}
+    assert set(taken) == {route}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -17,14 +19,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "prediction.md").read_text(encoding
 
 
 @pytest.fixture
-def own_kernels() -> None:
-    """The package's own build, of these sources; a skip without one."""
+def own_kernels(lacking: Callable[[str], NoReturn]) -> None:
+    """The package's own build, of these sources."""
     try:
         stale = [ReadBuild.open(None, architecture).stale for architecture in ("sm_70", "sm_90")]
     except BackendError as error:
-        pytest.skip(str(error))
+        lacking(str(error))
     if any(stale):
-        pytest.skip("the build is stale")
+        lacking("the build is stale")
 
 
 def printed(*arguments: str) -> list[str]:

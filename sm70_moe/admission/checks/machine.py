@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from sm70_moe.decision import Finding, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.capability import Capability
+from sm70_moe.kernels.declared import BUILT_IN
 from sm70_moe.kernels.native.refusal import Crash, Refusal
 from sm70_moe.kernels.protocol import Backend, Broken
 from sm70_moe.layout import BankShape
@@ -84,6 +85,13 @@ def layer_device(facts: LayerFacts, machine: Machine) -> tuple[Finding, Device |
     if device is None:
         names = [d.name for d in machine.devices]
         return Finding.failed("device", Reason.DEVICE, names, facts.device, "this machine has no such device"), None
+    if facts.architecture is not None and not device.unknown and device.architecture != facts.architecture:
+        hint = "the engine says another architecture than the driver's management library"
+        return Finding.failed("device", Reason.DEVICE, facts.architecture, device.architecture, hint), None
+    if facts.architecture is not None:
+        device = device.told(facts.architecture)
+    if device.unknown:
+        return Finding.unknown("device", "a CUDA device", device.unknown, Reason.DEVICE), None
     if device.capability is None:
         return Finding.failed("device", Reason.DEVICE, "a CUDA device", device.name), device
     return Finding.passed("device", f"{device.name} {device.architecture}"), device
@@ -103,12 +111,24 @@ def backend_findings(
     if isinstance(backend, Broken):
         return None, (Finding.failed("backend", Reason.BACKEND_BROKEN, name, backend.error),)
     try:
-        ability = backend.can(architecture)
+        ability = ability_of(backend, architecture)
         own = objections(backend, facts)
     except (Exception, SystemExit) as error:
         return None, (Finding.broke("backend", error),)
+    if ability is None and name not in BUILT_IN:  # of a built-in one the build has told already
+        wanted = f"kernels of backend {name!r} for {architecture or 'any device'}"
+        missing = Finding.failed("backend", Reason.ARCH_MISSING, wanted, "none")
+        return None, (missing, *own)
     passed = () if any(f.check == "backend" for f in own) else (Finding.passed("backend", name),)
     return ability, (*passed, *own, *(fitting(route, ability, facts) if ability else ()))
+
+
+def ability_of(backend: Backend, architecture: str | None) -> Capability | None:
+    """What a backend can do there. Raises TypeError for what is no capability."""
+    ability = backend.can(architecture)
+    if ability is not None and not isinstance(ability, Capability):
+        raise TypeError(f"can() gave {ability!r}; accepted is a Capability, or None")
+    return ability
 
 
 def objections(backend: Backend, facts: LayerFacts) -> tuple[Finding, ...]:

@@ -52,10 +52,29 @@ class Engine:
         if layer not in self._waiting:
             raise BackendError(f"{layer}: its banks are made; weights cannot be loaded a second time")
         made = self.service.layer(self._waiting.pop(layer).admission.facts, source, device=device)
-        if not self._waiting:
+        self._end()
+        return made
+
+    def leave(self, method: Any) -> Any:
+        """The host's method of a layer that it runs; what was decided is written once the weights are there.
+
+        A process of vLLM may be killed in the end, so that waiting for its last breath is too late. In a
+        model without any layer of ours there is nothing but the host's methods to hear it from.
+        """
+        process = method.process_weights_after_loading
+
+        def end_and_process(layer: Any) -> None:
+            self._end()
+            process(layer)
+
+        method.process_weights_after_loading = end_and_process
+        return method
+
+    def _end(self) -> None:
+        """Close admission when no layer waits any more; raises what `AdmissionService.close` raises."""
+        if not self._waiting and not self.closed:
             self.service.close()
             self.closed = True
-        return made
 
     def _agree(self) -> None:
         if self._agreed:

@@ -66,17 +66,18 @@ class Takeover:
             require_known(layer, prefix)
             return ExpertsMethod(engine, plan, layer)
         if quantization.format == "none":
-            return UnquantizedFusedMoEMethod(layer.moe_config)
+            return engine.leave(UnquantizedFusedMoEMethod(layer.moe_config))
         if quantization.format == "mixed":
             # vLLM would make one kind of parameter for all, and leave those without a tensor as memory was
             raise AdmissionRefused(prefix, plan.decisions, f"{prefix}: some experts are quantised and some are not")
-        return self._left_to_host(layer, prefix, reasons(plan))
+        return engine.leave(self._of_the_host(layer, prefix, engine, reasons(plan)))
 
-    def _left_to_host(self, layer: Any, prefix: str, why: str) -> Any:
+    def _of_the_host(self, layer: Any, prefix: str, engine: Engine, why: str) -> Any:
         try:
             return super().get_quant_method(layer, prefix)  # type: ignore[misc]  # as above
         except Exception as error:
             error.add_note(f"{QUANTIZATION} left {prefix} to vLLM: {why}")
+            engine.service.summary()  # the start ends here; what was decided is written now
             raise
 
     def _engine(self) -> Engine:

@@ -157,6 +157,7 @@ OPTIONS: Mapping[str, frozenset[str]] = {"qpn": frozenset({FUSED})}
 """Backend -> options of a policy that it honours; each has a row of its own in `STEPS`."""
 
 STEPS: Mapping[str, Route] = {
+    "decode": Route.of("decode", decode),
     "qpn": Route.of("qpn", decode),
     "grouped": Route.of("grouped", decode),
     FUSED: Route.of(FUSED, fused, scratch=BARRIER, rounds=fused_rounds),

@@ -63,13 +63,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("error:::sm70_moe"))
 
 
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of ours come from the test alone."""
-    for name in [n for n in os.environ if n.upper().startswith(("SM70_MOE_", "VLLM_SM70_"))]:
-        monkeypatch.delenv(name)
-
-
 def decoded(tensors: Mapping[str, Any], name: str) -> Any:
     """FP16 weights (K, N) of an AWQ matrix, by CONTRACT 6 and 8 and nothing of the package."""
     nibbles = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -108,16 +108,6 @@ def test_stored_sizes_of_another_matrix_are_refused(engine, compressed, tmp_path
         engine(files.write(tmp_path / "m"))
 
 
-def test_what_no_route_can_run_is_left_to_the_host_with_our_reason(engine, experts_only, tmp_path, journal):
-    """vLLM's refusal carries why it got the layer, and so does the journal."""
-    experts_only.config["quantization_config"]["version"] = "gemv"
-    with pytest.raises(NotImplementedError, match="No WNA16 MoE backend") as caught:
-        engine(experts_only.write(tmp_path / "m"))
-    (note,) = caught.value.__notes__
-    assert note.startswith("sm70_awq left model.layers.0.mlp.experts to vLLM: format:")
-    assert "gemv" in note
-
-
 def test_a_stale_second_file_is_refused(engine, experts_only, tmp_path):
     """vLLM reads every safetensors file of a folder, and the last one would win."""
     folder = experts_only.write(tmp_path / "m")

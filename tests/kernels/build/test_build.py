@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -33,11 +35,15 @@ threads = 32
 """
 
 
-def have_compiler() -> bool:
+@pytest.fixture
+def compiler(lacking: Callable[[str], NoReturn]) -> None:
+    """The pinned one."""
     try:
-        return version(COMPILER[0]) == COMPILER[1]
+        found = version(COMPILER[0])
     except PackageNotFoundError:
-        return False
+        found = "none"
+    if found != COMPILER[1]:
+        lacking(f"expected {COMPILER[0]} {COMPILER[1]}, got {found}")
 
 
 @pytest.fixture
@@ -286,7 +292,7 @@ def test_geometry_of_a_policy_that_leaves_sizes_open() -> None:
     assert Geometry.of_policy({"contract": contract, "features": native}) is None
 
 
-@pytest.mark.skipif(not have_compiler(), reason="the pinned compiler is not installed")
+@pytest.mark.usefixtures("compiler")
 def test_the_compiler_gives_the_same_bytes_everywhere(tmp_path: Path) -> None:
     """The cubins that the reader's tests count are what the pinned compiler makes of their source."""
     folder = tmp_path / "cuda"
@@ -301,7 +307,7 @@ def test_the_compiler_gives_the_same_bytes_everywhere(tmp_path: Path) -> None:
     ] * 3
 
 
-@pytest.mark.skipif(not have_compiler(), reason="the pinned compiler is not installed")
+@pytest.mark.usefixtures("compiler")
 def test_a_source_that_does_not_compile(sources: Path, tmp_path: Path) -> None:
     """The compiler's log is in the error, with file and line, and nothing is left."""
     (sources / "one.cu").write_text('extern "C" __global__ void k(int* x, int n) { y = 1; }\n' * 2)
@@ -310,31 +316,32 @@ def test_a_source_that_does_not_compile(sources: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-INSTALLED_BUILD = Cubins.open(INSTALLED)
-no_build = pytest.mark.skipif(INSTALLED_BUILD is None, reason="this installation has no native build")
+@pytest.fixture
+def installed(lacking: Callable[[str], NoReturn]) -> Cubins:
+    """The build of this installation, made of these sources."""
+    found = Cubins.open(INSTALLED)
+    if found is None:
+        lacking("this installation has no native build")
+    if found.id != expected_id(found, own=True):
+        lacking("the build in this checkout is stale")
+    return found
 
 
-@no_build
-def test_installed_machine_code_keeps_its_budgets() -> None:
+def test_installed_machine_code_keeps_its_budgets(installed: Cubins) -> None:
     """Registers, stack, local memory, order of loads, instruction counts, calls, parameters: every cubin."""
-    assert INSTALLED_BUILD is not None
-    if INSTALLED_BUILD.id != expected_id(INSTALLED_BUILD, own=True):
-        pytest.skip("the build in this checkout is stale")
-    rows = list(survey(INSTALLED_BUILD, load_manifests(SOURCES)))
+    rows = list(survey(installed, load_manifests(SOURCES)))
     assert {row.image.version.name: row.overruns for row in rows if row.overruns} == {}
-    assert {row.image for row in rows} == set(INSTALLED_BUILD.images)
+    assert {row.image for row in rows} == set(installed.images)
 
 
-@no_build
-def test_installed_build_is_complete() -> None:
+def test_installed_build_is_complete(installed: Cubins, lacking: Callable[[str], NoReturn]) -> None:
     """Every version of the shipped scope, and no file that the record does not name."""
-    assert INSTALLED_BUILD is not None
-    if INSTALLED_BUILD.scope != shipped_scope():
-        pytest.skip("the build in this checkout is for another scope")
+    if installed.scope != shipped_scope():
+        lacking("the build in this checkout is for another scope")
     wanted = versions(load_manifests(SOURCES).values(), shipped_scope())
-    assert [image.version for image in INSTALLED_BUILD.images] == list(wanted)
-    files = {path.name for path in INSTALLED_BUILD.folder.iterdir()}
-    assert files == {RECORD, *INSTALLED_BUILD.files}
+    assert [image.version for image in installed.images] == list(wanted)
+    files = {path.name for path in installed.folder.iterdir()}
+    assert files == {RECORD, *installed.files}
 
 
 def test_record_is_plain(sources: Path, tmp_path: Path, compiled: list[str]) -> None:

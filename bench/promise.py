@@ -1,0 +1,265 @@
+"""What a plan promises, on a GPU: every combination of flags, proofs with planted faults, memory, host time.
+
+    python bench/promise.py OUT.json [seconds]
+
+Judges each different plan of the first contract once for each kind of metadata; prints a table of what ran.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sm70_moe.admission.admit import admit
+from sm70_moe.admission.exemplar import contract_facts
+from sm70_moe.banks.banks import Banks
+from sm70_moe.decision import Status
+from sm70_moe.errors import AdmissionRefused
+from sm70_moe.evidence.synthetic import SyntheticLayer
+from sm70_moe.evidence.trial import Inputs, Trial
+from sm70_moe.kernels.call import Call
+from sm70_moe.numbers.codes import Codes, ExpertCodes
+from sm70_moe.plan.memory import backend, bank_shape
+from sm70_moe.plan.plan import Plan
+from sm70_moe.policy import Policy, load_policy
+from sm70_moe.reading.loading import prepare
+from sm70_moe.runtime.arena import Arena
+from sm70_moe.runtime.layer import MoELayer
+from sm70_moe.runtime.proof import Prover
+from sm70_moe.runtime.service import AdmissionService
+from sm70_moe.testing import settings
+
+DEVICE, EXPERTS, ROWS = "cuda:0", 16, 4
+"""Few experts: kernels are not specialised for their number, and the FP64 reference decodes each of them."""
+
+FLAGS = ("qpn_m1", "grouped_decode", "indexed_prefill", "legacy_single_token", "batched_banks", "compact_metadata")
+STATES: tuple[str | None, ...] = (None, "0", "1")
+
+
+class Kept(SyntheticLayer):
+    """A made-up layer whose codes are made once."""
+
+    def read(self, expert: int, group: int) -> ExpertCodes:
+        cache = KEPT.setdefault((self.seed, group), {})
+        if expert not in cache:
+            cache[expert] = super().read(expert, group)
+        return cache[expert]
+
+
+KEPT: dict[tuple[int, int], dict[int, ExpertCodes]] = {}
+
+
+def policy_of(metadata: str) -> Policy:
+    """The first contract's policy with few experts and this kind of compact metadata."""
+    document = tomllib.loads(Path(load_policy("qwen3.8-flash-next-awq-tp4").origin).read_text(encoding="utf-8"))
+    document["contract"]["experts"] = EXPERTS
+    document["features"]["compact_metadata"]["metadata"] = metadata if metadata != "4-byte" else "3-byte"
+    return Policy.read(document, "bench/promise")
+
+
+def combinations(machine: Any) -> Iterator[tuple[str, dict[str, str], Plan | str]]:
+    """Each kind of metadata and each combination of flags, with its plan or why it is refused."""
+    for metadata in ("4-byte", "3-byte", "2.5-byte"):
+        policy = policy_of(metadata)
+        for states in product(STATES, repeat=len(FLAGS)):
+            flags = {name: state for name, state in zip(FLAGS, states, strict=True) if state is not None}
+            if metadata == "4-byte":
+                flags["compact_metadata"] = "0"
+            admission = admit(policy, settings(flags), facts_of(policy), machine)
+            refused = ", ".join(f"{d.feature} {'/'.join(r.name for r in d.reasons)}" for d in admission.refused)
+            yield metadata, flags, refused or Plan(admission)
+
+
+def facts_of(policy: Policy, index: int = 0) -> Any:
+    return contract_facts(policy, f"model.layers.{index}.mlp.experts", index=index, device=DEVICE)
+
+
+def every_combination(machine: Any, source: Kept) -> dict[str, Any]:
+    """Counts of combinations by what came of them, and one judgement for each different plan."""
+    counts: dict[str, int] = {}
+    judged: dict[str, Any] = {}
+    for metadata, flags, found in combinations(machine):
+        if isinstance(found, str):
+            key = f"refused: {found}"
+        else:
+            layout = found.layout.tag if found.layout else "none"
+            key = f"{layout}: {', '.join(route.name for route in found.routes)}"
+            if key not in judged:
+                judged[key] = list(judge(found, source))
+        counts[key] = counts.get(key, 0) + 1
+        del metadata, flags
+    return {"counts": counts, "judged": judged}
+
+
+def judge(plan: Plan, source: Kept) -> Iterator[dict[str, Any]]:
+    """Every route that 1, 2, 8 and 9 tokens may take, against FP64."""
+    assert plan.layout is not None
+    shape = bank_shape(plan.admission)
+    assert shape is not None
+    banks, top_k = prepare(source, plan.layout, shape, DEVICE), plan.admission.facts.top_k or 1
+    for tokens in (1, 2, 8, 9):
+        call = Inputs.random(tokens, top_k, hidden=shape.hidden, experts=EXPERTS, seed=tokens, device=DEVICE)
+        for route in plan.reachable(tokens):
+            runs = backend(plan.admission, route.backend)
+            trial = Trial(
+                route.name, route.backend, lambda c, runs=runs: runs.run(banks, c), source.reference,
+                shape.intermediate, 2.0, ROWS,
+            )  # fmt: skip
+            yield trial.judge(call).record()
+
+
+def swapped(found: ExpertCodes) -> ExpertCodes:
+    return ExpertCodes(found.up, found.gate, found.down)
+
+
+def off_by_one(codes: Codes) -> Codes:
+    return Codes(codes.codes, (codes.zeros + 1) % 16, codes.scales)
+
+
+class Altered:
+    """A source that gives something else than the weights are."""
+
+    def __init__(self, source: Kept, change: Callable[[ExpertCodes], ExpertCodes]) -> None:
+        self.source, self.change = source, change
+
+    experts = EXPERTS
+
+    def read(self, expert: int, group: int) -> ExpertCodes:
+        return self.change(self.source.read(expert, group))
+
+
+def faults(plan: Plan, source: Kept) -> Iterator[tuple[str, Banks]]:
+    """Banks that are wrong in one way each."""
+    layout, shape = plan.layout, bank_shape(plan.admission)
+    assert layout is not None
+    assert shape is not None
+
+    def zeros(found: ExpertCodes) -> ExpertCodes:
+        return ExpertCodes(*(off_by_one(part) for part in (found.gate, found.up, found.down)))
+
+    def rolled(found: ExpertCodes) -> ExpertCodes:
+        parts = (found.gate, found.up, found.down)
+        return ExpertCodes(*(Codes(p.codes, p.zeros.roll(1, 0), p.scales.roll(1, 0)) for p in parts))
+
+    yield "none", prepare(source, layout, shape, DEVICE)
+    yield "gate and up swapped", prepare(Altered(source, swapped), layout, shape, DEVICE)
+    other = prepare(source, replace(layout, interleaved=not layout.interleaved), shape, DEVICE)
+    yield "other interleave", replace(other, layout=layout)
+    yield "zeros off by one", prepare(Altered(source, zeros), layout, shape, DEVICE)
+    yield "groups moved by one", prepare(Altered(source, rolled), layout, shape, DEVICE)
+    yield "another layer's bank", prepare(Kept(EXPERTS, 2560, 640, 32, 4, 0, seed=99), layout, shape, DEVICE)
+    spoilt = prepare(source, layout, shape, DEVICE)
+    spoilt.w2.planes["words"].view(torch.uint8).bitwise_xor_(1)  # type: ignore[union-attr]  # batched
+    yield "W2 with a flipped bit in each byte", spoilt
+
+
+def proofs(plan: Plan, source: Kept) -> dict[str, Any]:
+    """What the proof says of each fault; and its time for 48 layers."""
+    space, found = Arena(DEVICE), {}
+    space.reserve(1 << 22)
+    backends = {route.backend: backend(plan.admission, route.backend) for route in plan.routes}
+    for name, banks in faults(plan, source):
+        found[name] = [proof.record() for proof in Prover().prove(plan, banks, source, backends, space)]
+    good, prover = prepare(source, plan.layout, bank_shape(plan.admission), DEVICE), Prover()  # type: ignore[arg-type]
+    for index in range(48):  # codes are made and kept by the first round
+        prover.prove(with_index(plan, index), good, source, backends, space)
+    timed = Prover(_inputs=prover._inputs)
+    for index in range(48):
+        timed.prove(with_index(plan, index), good, source, backends, space)
+    return {"faults": found, "milliseconds a layer": timed.seconds / 48 * 1e3}
+
+
+def with_index(plan: Plan, index: int) -> Plan:
+    admission = plan.admission
+    return Plan(replace(admission, facts=replace(admission.facts, index=index)))
+
+
+def memory(plan: Plan, banks: Banks) -> list[dict[str, Any]]:
+    """Stated and measured bytes of a call's working memory."""
+    rows = []
+    for tokens in (1, 2, 8, 9, 128, 1024, 4877, 8192):
+        call = Inputs.random(tokens, 10, hidden=2560, experts=EXPERTS, seed=1, device=DEVICE)
+        for route in plan.reachable(tokens)[-1:] if tokens > 8 else plan.reachable(tokens):
+            runs, out = backend(plan.admission, route.backend), torch.empty_like(call.x)
+            runs.run(banks, Call(call.x, call.ids, call.weights, out))
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            runs.run(banks, Call(call.x, call.ids, call.weights, out))
+            torch.cuda.synchronize()
+            measured = torch.cuda.max_memory_allocated() - before
+            stated = runs.workspace(banks.shape, 10, tokens)
+            rows.append({"route": route.name, "tokens": tokens, "stated": stated, "measured": measured})
+    return rows
+
+
+def host_time(plan: Plan, banks: Banks) -> dict[str, float]:
+    """Microseconds of host time of an eager layer call, the best of a few rounds."""
+    space = Arena(DEVICE)
+    space.reserve(1 << 22)
+    backends = {route.backend: backend(plan.admission, route.backend) for route in plan.routes}
+    layer, found = MoELayer(plan, banks, backends, None, space), {}
+    for tokens in (1, 4, 8):
+        call = Inputs.random(tokens, 10, hidden=2560, experts=EXPERTS, seed=1, device=DEVICE)
+        out, best = torch.empty_like(call.x), float("inf")
+        for _ in range(12):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(200):
+                layer(call.x, call.ids, call.weights, out)
+            best = min(best, (time.perf_counter() - start) / 200)
+        found[str(tokens)] = best * 1e6
+    return found
+
+
+def main(out: Path, seconds: float) -> None:
+    start, report = time.monotonic(), {}
+    source = Kept(EXPERTS, 2560, 640, 32, 4, 0, seed=5)
+    service = AdmissionService(settings(), policy=policy_of("4-byte"))
+    plan = service.admit(facts_of(service.policies[0]))
+    print("plan", [str(route) for route in plan.routes], flush=True)
+    assert not [f for d in plan.decisions for f in d.findings if f.status is Status.ERROR]
+    banks = prepare(source, plan.layout, bank_shape(plan.admission), DEVICE)  # type: ignore[arg-type]
+    parts: dict[str, Callable[[], Any]] = {
+        "proofs": lambda: proofs(plan, source),
+        "host": lambda: host_time(plan, banks),
+        "memory": lambda: memory(plan, banks),
+        "combinations": lambda: every_combination(service.machine, source),
+    }
+    for name, part in parts.items():
+        if time.monotonic() - start > seconds:
+            report[name] = "no time left"
+            continue
+        began = time.monotonic()
+        try:
+            report[name] = part()
+        except (Exception, AdmissionRefused) as error:  # the other parts are worth having
+            report[name] = f"{type(error).__name__}: {error}"
+        print(name, f"{time.monotonic() - began:.1f} s", flush=True)
+        out.write_text(json.dumps(report, indent=1, default=str), encoding="utf-8")
+    combined = report.get("combinations")
+    if isinstance(combined, dict):
+        for key, results in combined["judged"].items():
+            worst = max(r["w13"] or 9e9 for r in results), max(r["w2"] or 9e9 for r in results)
+            right, count = all(r["ok"] for r in results), combined["counts"][key]
+            print(f"{count:5d}  {key}  W13 {worst[0]:.3f} W2 {worst[1]:.3f} ok {right}")
+        print(sum(n for k, n in combined["counts"].items() if k.startswith("refused")), "refused")
+    print(json.dumps({k: report[k] for k in ("host", "memory") if k in report}))
+    if isinstance(report.get("proofs"), dict):
+        for name, rows in report["proofs"]["faults"].items():
+            print(name, [(r["route"], r["w13"], r["out"], r["error"][:60]) for r in rows])
+        print(report["proofs"]["milliseconds a layer"], "ms a layer")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 400.0)

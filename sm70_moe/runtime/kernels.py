@@ -42,7 +42,8 @@ class Kernels:
         with self._lock:
             plan = self._without_refused(plan)
             for route, wanted in wanted_by(plan, build):
-                if route.choice.images == images_id(wanted):
+                images = images_id(wanted)  # several routes may share them
+                if route.choice.images == images and images not in self._refused:
                     self._make(plan.layer, build, wanted)
                 elif route.choice.version == RUN_TIME:
                     self._hint(build)

@@ -60,10 +60,10 @@ class Specialiser:
         *,
         sources: Path | None = None,
         compiler: Compile | None = None,
-        missing: Callable[[], str] = nvrtc.missing,
+        missing: Callable[[], str] | None = None,
     ) -> None:
         self.entries = entries
-        self._sources, self._compiler, self._look = sources or SOURCES, compiler or compiled, missing
+        self._sources, self._compiler, self._look = sources or SOURCES, compiler or compiled, missing or nvrtc.missing
         self._made: dict[Version, bytes] = {}
         self._ready: dict[tuple[str, ...], bool] = {}
         self._lock = threading.Lock()

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 from sm70_moe.admission.admit import Admission, admit
 from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status, obstacle_text
-from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, RankDisagreement, Sm70MoeError
+from sm70_moe.errors import AdmissionRefused, DriftError, RankDisagreement, Sm70MoeError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.machine.machine import Machine
 from sm70_moe.machine.probe import probe
 from sm70_moe.plan.agreement import SECONDS, agree
-from sm70_moe.plan.drift import Origin, Present, drift
+from sm70_moe.plan.drift import Origin, Present, digest_now, drift
 from sm70_moe.plan.memory import bank_shape
 from sm70_moe.plan.plan import Plan
-from sm70_moe.policy import Policy, choose_policy, load_policy, read_operator
+from sm70_moe.policy import Policy, choose_policy, read_operator
 from sm70_moe.record.journal import Journal
 from sm70_moe.record.sink import Sink, Sinks
 from sm70_moe.runtime.kernels import Kernels
@@ -332,14 +332,6 @@ def wants_native(policies: Iterable[Policy], settings: Settings) -> bool:
         for policy in policies
         for feature, flag in zip(policy.features.values(), settings.flags(policy).values(), strict=True)
     )
-
-
-def digest_now(path: str) -> str | None:
-    """Digest of a policy's file now; None if it is gone or not valid any more."""
-    try:
-        return load_policy(path).digest
-    except PolicyError:
-        return None
 
 
 def refusal(admission: Admission, decisions: Iterable[Decision]) -> AdmissionRefused:

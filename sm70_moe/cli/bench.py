@@ -71,7 +71,7 @@ def bench(
     chosen = load_policy(policy if policy is not None else settings.policy or DEFAULT_POLICY)
     for notice in settings.notices((chosen,)):
         typer.echo(f"warning: {notice.text}", err=True)
-    machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch)
+    machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch, kernel_cache=settings.kernel_cache)
     check_gpu(device, machine)
     events_to_stderr()
     result, sent = measured(chosen, settings, machine, device, protocol, report is not None)

@@ -1,4 +1,4 @@
-"""`sm70-moe build-kernels`: native kernels for a policy of one's own."""
+"""`sm70-moe build-kernels`: native kernels for a policy of one's own, or for a checkpoint ahead of its first start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sm70_moe.cli.kernel_cache import Filled, fill
 from sm70_moe.cli.output import AsJson, print_json
 from sm70_moe.errors import BackendError, PolicyError, SettingsError
 from sm70_moe.kernels.build import build
@@ -18,22 +19,61 @@ from sm70_moe.policy import load_policy
 
 
 def build_kernels(
-    policy: Annotated[Path, typer.Argument(metavar="POLICY_FILE", help="A policy file.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder, or an earlier build that is replaced.")],
+    given: Annotated[
+        Path, typer.Argument(metavar="POLICY_FILE", help="A policy file; with --cache a checkpoint's folder.")
+    ],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="New folder, or an earlier build that is replaced.")
+    ] = None,
     architectures: Annotated[
         list[str] | None, typer.Option("--arch", help="Only these, such as sm_70; default: all of them.")
     ] = None,
     tests: Annotated[bool, typer.Option("--tests", help="Also the versions that only tests run.")] = False,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Into the folder of SM70_MOE_KERNEL_CACHE, for a checkpoint's layers.")
+    ] = False,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="With --cache: tensor-parallel size.")] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, help="With --cache: expert-parallel size.")] = 1,
+    capabilities: Annotated[
+        list[str] | None,
+        typer.Option("--capability", help='With --cache: "7.0" for a V100; default: the GPUs of this machine.'),
+    ] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="With --cache: policy name or file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile the kernels for a policy's geometry, and for any other, into a folder for SM70_MOE_KERNELS."""
-    scope = Scope(chosen(architectures or []), geometries(policy), tests)
+    """Compile kernels: for a policy's geometry, and for any other, into a folder for SM70_MOE_KERNELS.
+
+    With --cache: those that a checkpoint's layers would have compiled at their first start. Exit 1 if some of
+    them break their budgets: kernels for any sizes run there.
+    """
+    if cache != (out is None):
+        raise SettingsError("build-kernels: accepted are POLICY_FILE OUT, and DIR --cache")
+    if out is None:
+        show_filled(fill(given, tp, ep, capabilities or [], policy), as_json)
+    else:
+        for_policy(given, out, Scope(chosen(architectures or []), geometries(given), tests), as_json)
+
+
+def for_policy(policy: Path, out: Path, scope: Scope, as_json: bool) -> None:
+    """A build of its own."""
     made = build(out, scope, progress=lambda done, total: typer.echo(f"{done} of {total} compiled", err=True))
     if as_json:
         print_json({"id": made.id, "folder": str(made.folder), "images": len(made.images)})
     else:
         use = f"SM70_MOE_KERNELS={made.folder} SM70_MOE_POLICY={policy.resolve()}"
         typer.echo(f"{len(made.images)} cubins, build {made.id[:16]}; use them with {use}")
+
+
+def show_filled(filled: Filled, as_json: bool) -> None:
+    """What is in the folder now; exit 1 if something is not used."""
+    if as_json:
+        print_json(filled.record())
+    else:
+        for text in filled.refused:
+            typer.echo(f"not used: {text}", err=True)
+        typer.echo(f"{len(filled.compiled)} versions compiled, {len(filled.kept)} there before, in {filled.folder}")
+    if filled.refused:
+        raise typer.Exit(1)
 
 
 def chosen(names: list[str]) -> tuple[str, ...]:

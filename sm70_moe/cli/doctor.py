@@ -12,10 +12,12 @@ from sm70_moe.admission.admit import admit
 from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.cli.output import AsJson, console, print_json, table
 from sm70_moe.decision import Plain, Status, obstacle_text
+from sm70_moe.kernels.build import COMPILER
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.protocol import Backend, Broken
 from sm70_moe.machine.machine import Machine
 from sm70_moe.machine.probe import installed_version, probe
+from sm70_moe.machine.probe import specialiser as specialiser_of
 from sm70_moe.machine.torch_builds import COMBINATIONS
 from sm70_moe.policy import Policy, read_operator
 from sm70_moe.record.explanation import reason_name
@@ -42,12 +44,13 @@ def doctor(
 ) -> None:
     """Say what this installation has, how it is set, and what would stop `require`."""
     settings, policies = read_operator(policy)
-    machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch)
+    machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch, kernel_cache=settings.kernel_cache)
     report: dict[str, Plain] = {
         "versions": versions(),
         "devices": devices(machine),
         "torch": torch_facts(),
         "native_build": build_facts(machine),
+        "kernel_compiler": compiler_facts(settings),
         "backends": backend_facts(machine),
         "settings": setting_facts(settings),
         "flags": flag_facts(policies, settings),
@@ -103,6 +106,16 @@ def build_facts(machine: Machine) -> Plain:
         "id": machine.build.id,
         "architectures": sorted(machine.build.images),
     }
+
+
+def compiler_facts(settings: Settings) -> Plain:
+    """Can kernels for a layer's own sizes be compiled here, and where are they kept?"""
+    specialiser = specialiser_of(settings.kernel_cache)
+    if specialiser is None:
+        return {"state": "off", "folder": "none"}
+    folder = specialiser.entries.folder if specialiser.entries else "none: no home, kept in memory"
+    state = specialiser.missing and f"not installed: {specialiser.missing}"
+    return {"state": state or f"installed: {COMPILER}", "folder": str(folder)}
 
 
 def backend_facts(machine: Machine) -> Plain:
@@ -169,6 +182,7 @@ TITLES = {
     "devices": "Devices",
     "torch": "Torch",
     "native_build": "Native build",
+    "kernel_compiler": "Compiler of kernels for a layer's own sizes",
     "backends": "Backends",
     "settings": "Settings",
     "flags": "Flags",

@@ -61,7 +61,10 @@ def explain(
     settings, policies = read_operator(policy, strict=strict or None)
     for notice in settings.notices(policies):
         typer.echo(f"warning: {notice.text}", err=True)
-    machine = probe(kernels=settings.kernels) if capability is None else pretended(capability, settings.kernels)
+    kernels, cache = settings.kernels, settings.kernel_cache
+    machine = (
+        probe(kernels=kernels, kernel_cache=cache) if capability is None else pretended(capability, kernels, cache)
+    )
     if capability is not None:
         typer.echo(f"note: a GPU of capability {capability} is pretended, and its self-tests to have passed", err=True)
     device = machine.devices[0].name

@@ -17,13 +17,13 @@ from sm70_moe.machine.probe import probe
 GPU = "cuda:0"
 
 
-def pretended(capability: str, kernels: Path | None) -> Machine:
+def pretended(capability: str, kernels: Path | None, kernel_cache: Path | bool = False) -> Machine:
     """This machine and its native build, as if it had one GPU of that compute capability."""
     match = re.fullmatch("([0-9]{1,2})[.]([0-9])", capability)
     if match is None:
         raise SettingsError(f'--capability {capability[:20]!r}: accepted is MAJOR.MINOR, such as "7.0"')
     major, minor = match.groups()
-    found = probe(kernels=kernels, devices=(), native=True)
+    found = probe(kernels=kernels, kernel_cache=kernel_cache, devices=(), native=True)
     return with_gpu(found, Device(GPU, (int(major), int(minor)), "as told by --capability"), found.build)
 
 

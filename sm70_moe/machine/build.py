@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sm70_moe.kernels.build.images import RUN_TIME, SPECIALISED, Choice
+from sm70_moe.kernels.build import Job
+from sm70_moe.kernels.build.images import RUN_TIME, SPECIALISED, Choice, digest
+from sm70_moe.kernels.build.specialiser import Specialiser
 from sm70_moe.kernels.native.residency import Residency
+from sm70_moe.kernels.native.specialised import Layer, jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class Build:
     backend) to "" for a known-answer call that came out right, else to what went wrong; a `Refusal`
     is the driver's own text. `sizes` are the geometries that kernels of a backend, or of an option of
     one, were made for; `residencies` what a device holds at once of an option's (a text: why nobody knows).
+    `specialiser` compiles on this machine what the build lacks (None: nothing is compiled); `refused` are
+    the `Choice.images` that it could not make.
     """
 
     id: str
@@ -28,6 +33,8 @@ class Build:
     backends: Mapping[str, frozenset[str]] | None = None
     sizes: Mapping[str, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
     residencies: Mapping[tuple[str, str], Residency | str] = field(default_factory=dict)
+    specialiser: Specialiser | None = field(default=None, compare=False, repr=False)
+    refused: frozenset[str] = frozenset()
 
     def images_of(self, backend: str) -> frozenset[str]:
         """Architectures for which there is machine code of a backend."""
@@ -41,8 +48,30 @@ class Build:
         """Are there kernels of a backend or an option for just these sizes? They may name more than kernels ask."""
         return any(made.items() <= sizes.items() for made in self.specialised(name))
 
-    def choice(self, name: str, sizes: Mapping[str, int | None]) -> Choice:
-        """What a layer of these sizes is run with; nothing for a backend that has no kernels here."""
+    def choice(self, name: str, sizes: Mapping[str, int | None], layer: Layer | None = None) -> Choice:
+        """What a layer of these sizes is run with; nothing for a backend that has no kernels here.
+
+        `layer` is the layer itself, where all that chooses kernels is known: they may then be compiled.
+        """
         if not self.images_of(name):
             return Choice()
-        return Choice(SPECIALISED if self.made_for(name, sizes) else RUN_TIME, self.id)
+        if self.made_for(name, sizes):
+            return Choice(SPECIALISED, self.id)
+        wanted = self.wanted(name, sizes, layer)
+        images = images_id(wanted)
+        if self.specialiser is not None and images not in self.refused and self.specialiser.can(wanted):
+            return Choice(SPECIALISED, images)
+        return Choice(RUN_TIME, self.id)
+
+    def wanted(self, name: str, sizes: Mapping[str, int | None], layer: Layer | None) -> tuple[Job, ...]:
+        """What would be compiled for a layer, with a compiler; nothing where the build has it, or is stale."""
+        if self.specialiser is None or layer is None or self.id != self.expected:
+            return ()
+        if not self.images_of(name) or self.made_for(name, sizes):
+            return ()
+        return jobs(self.specialiser, name, layer)
+
+
+def images_id(wanted: tuple[Job, ...]) -> str:
+    """Names what some compilations give, whoever made it: SHA-256 (hex) over their keys."""
+    return digest("\n".join(job.key for job in wanted).encode())

@@ -15,6 +15,7 @@ from sm70_moe.machine.devices import Device
 
 if TYPE_CHECKING:
     from sm70_moe.kernels.build.images import Cubins
+    from sm70_moe.kernels.build.specialiser import Specialiser
     from sm70_moe.kernels.native.backend import NativeBackend
     from sm70_moe.kernels.protocol import Backend, Broken
 
@@ -23,11 +24,12 @@ def installed_build(
     folder: Path | None = None,
     backends: Mapping[str, Backend | Broken] = MappingProxyType({}),
     devices: tuple[Device, ...] = (),
+    specialiser: Specialiser | None = None,
 ) -> Build | None:
     """The native build inside the package, or in `folder`; None if the package has none.
 
-    No cubin is read. Self-tests are those of `backends` on `devices`. Raises SettingsError for a
-    folder without a build.
+    No cubin is read. Self-tests are those of `backends` on `devices`; `specialiser` compiles what the
+    build lacks. Raises SettingsError for a folder without a build.
     """
     from sm70_moe.kernels.build import INSTALLED, expected_id
     from sm70_moe.kernels.build.images import Cubins
@@ -48,6 +50,7 @@ def installed_build(
         backends=backend_images(cubins),
         sizes=kernel_sizes(cubins),
         residencies=residencies(backends, devices),
+        specialiser=specialiser,
     )
 
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sm70_moe.decision import Finding, Plain, Reason
+from sm70_moe.errors import PolicyError
 from sm70_moe.machine.machine import Machine
+from sm70_moe.policy import load_policy
 from sm70_moe.settings.settings import Settings
 
 HINT = "restart needed: plans keep what they were made from"
@@ -80,3 +82,11 @@ def devices(then: Machine, now: Machine) -> Finding:
 
 def device_names(machine: Machine) -> Plain:
     return [f"{device.name} {device.architecture}" for device in machine.devices]
+
+
+def digest_now(path: str) -> str | None:
+    """Digest of a policy's file now; None if it is gone or not valid any more."""
+    try:
+        return load_policy(path).digest
+    except PolicyError:
+        return None

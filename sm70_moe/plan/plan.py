@@ -21,6 +21,7 @@ from sm70_moe.kernels.protocol import Broken
 from sm70_moe.layout import BankLayout
 from sm70_moe.plan.memory import Memory, memory_of
 from sm70_moe.plan.planned import PlannedRoute
+from sm70_moe.plan.specialised import layer_of, sizes_of
 from sm70_moe.policy import Route
 
 DIGEST_VERSION = 2
@@ -107,20 +108,13 @@ class Plan:
 
 def planned(admission: Admission) -> tuple[PlannedRoute, ...]:
     """The admitted routes, each with the version of its kernels."""
-    build, facts = admission.machine.build, admission.facts
-    sizes = {
-        "hidden": facts.hidden,
-        "intermediate": facts.intermediate_per_rank,
-        "experts": facts.experts,
-        "top_k": facts.top_k,
-        "group": admission.layout.group if admission.layout else None,
-    }
+    build, sizes, layer = admission.machine.build, sizes_of(admission), layer_of(admission)
 
     def of(route: Route) -> PlannedRoute:
         backend = admission.machine.backends[route.backend]
         assert not isinstance(backend, Broken)  # an admitted route's backend has loaded
         ours = build is not None and backend.native and route.backend in BUILT_IN
-        choice = build.choice(route.backend, sizes) if build is not None and ours else Choice()
+        choice = build.choice(route.backend, sizes, layer) if build is not None and ours else Choice()
         return PlannedRoute(route, choice, admission.abilities.get(route.backend))
 
     return tuple(map(of, admission.routes))

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm70_moe.decision import Decision, Finding, Plain, obstacle_text
+from sm70_moe.kernels.build.images import RUN_TIME
+from sm70_moe.machine.build import Build
 from sm70_moe.plan.layergroup import LayerGroup
 from sm70_moe.plan.plan import Plan
+from sm70_moe.plan.specialised import layer_of, sizes_of
 from sm70_moe.policy import Policy, TokenRange
 
 
@@ -109,20 +112,24 @@ def build_line(plan: Plan) -> str:
     machine, build = admission.machine, admission.machine.build
     if build is None:
         return "native build: " + ("none" if machine.build_looked_up else "not looked for, since no flag wants it")
-    natives = [name for name in dict.fromkeys(r.backend for r in plan.routes) if name in build.sizes]
-    facts, layout = admission.facts, admission.layout
-    found = {
-        "hidden": facts.hidden,
-        "intermediate": facts.intermediate_per_rank,
-        "experts": facts.experts,
-        "top_k": facts.top_k,
-        "group": layout.group if layout else None,
-    }
-    exact = all(build.made_for(name, found) for name in natives)
-    which = "" if not natives else ", kernels made for these sizes" if exact else ", kernels for any sizes"
     if build.id != build.expected:
         return f"native build: stale, {build.id}"  # no id at all where its record cannot be read
-    return f"native build: {build.id[:16]}{which}"
+    return f"native build: {build.id[:16]}{version_text(plan, build)}"
+
+
+def version_text(plan: Plan, build: Build) -> str:
+    """Which version of the kernels the native routes take; nothing without such a route."""
+    natives = [route for route in plan.routes if route.choice.version and route.backend in build.sizes]
+    if not natives:
+        return ""
+    if any(route.choice.version == RUN_TIME for route in natives):
+        sizes, layer = sizes_of(plan.admission), layer_of(plan.admission)
+        possible = build.specialiser and any(build.wanted(route.backend, sizes, layer) for route in natives)
+        hint = build.specialiser.missing if build.specialiser and possible else ""
+        return ", kernels for any sizes" + (f"; none for these sizes can be compiled: {hint}" if hint else "")
+    if any(route.choice.images != build.id for route in natives):
+        return ", kernels for these sizes, compiled once on each machine"
+    return ", kernels made for these sizes"
 
 
 def size_text(size: int) -> str:

@@ -21,7 +21,9 @@ class Sink(Protocol):
         """One layer was decided, refused ones too; alike layers come one by one."""
 
     def event(self, name: str, level: str = "info", **fields: Plain) -> None:
-        """Something else: "moe settings", "moe summary", "moe drift", "moe capture", "moe cache" or "moe sink"."""
+        """Something else: "moe settings", "moe summary", "moe drift", "moe capture", "moe cache", "moe kernels",
+        "moe proof" or "moe sink".
+        """
 
     def flush(self) -> None:
         """Write what is held back: admission has ended, or the service goes away."""

@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING
 
 from sm70_moe.admission.admit import Admission, admit
 from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status, obstacle_text
-from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, RankDisagreement, Sm70MoeError
+from sm70_moe.errors import AdmissionRefused, DriftError, RankDisagreement, Sm70MoeError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.machine.machine import Machine
 from sm70_moe.machine.probe import probe
 from sm70_moe.plan.agreement import SECONDS, agree
-from sm70_moe.plan.drift import Origin, Present, drift
+from sm70_moe.plan.drift import Origin, Present, digest_now, drift
 from sm70_moe.plan.memory import bank_shape
 from sm70_moe.plan.plan import Plan
-from sm70_moe.policy import Policy, choose_policy, load_policy, read_operator
+from sm70_moe.policy import Policy, choose_policy, read_operator
 from sm70_moe.record.journal import Journal
 from sm70_moe.record.sink import Sink, Sinks
+from sm70_moe.runtime.kernels import Kernels
 from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
 
@@ -90,6 +91,7 @@ class AdmissionService:
         self._warned: set[tuple[Path, str]] = set()
         self._sinks = Sinks((Journal(self.settings.journal, rank), *sinks))
         weakref.finalize(self, self._sinks.flush)
+        self._kernels = Kernels(self._sinks.event)
         for notice in notices:
             self._sinks.event("moe settings", "warning", variable=notice.name, text=notice.text)
 
@@ -120,8 +122,7 @@ class AdmissionService:
                 self._refused[facts.layer] = admission
                 raise refusal(admission, admission.refused)
             self._refused.pop(facts.layer, None)
-            plan = Plan(admission)
-            self._plans[facts.layer] = plan
+            plan = self._plans[facts.layer] = self._kernels.settle(Plan(admission))
             return plan
 
     def layer(
@@ -168,7 +169,7 @@ class AdmissionService:
                 self._plans.pop(plan.layer, None)
                 self._refused[plan.layer] = again
                 raise refusal(again, again.refused)
-            self._plans[plan.layer] = made = Plan(again)
+            self._plans[plan.layer] = made = self._kernels.settle(Plan(again))
         return made
 
     def agree(self, group: dist.ProcessGroup | None = None, *, seconds: float = SECONDS) -> tuple[Plan, ...]:
@@ -310,6 +311,7 @@ class AdmissionService:
             native=wants_native(self.policies, self.settings),
             kernels=self.settings.kernels,
             dependent=self.settings.dependent_launch,
+            kernel_cache=self.settings.kernel_cache,
         )
 
     def _origin(self) -> Origin:
@@ -330,14 +332,6 @@ def wants_native(policies: Iterable[Policy], settings: Settings) -> bool:
         for policy in policies
         for feature, flag in zip(policy.features.values(), settings.flags(policy).values(), strict=True)
     )
-
-
-def digest_now(path: str) -> str | None:
-    """Digest of a policy's file now; None if it is gone or not valid any more."""
-    try:
-        return load_policy(path).digest
-    except PolicyError:
-        return None
 
 
 def refusal(admission: Admission, decisions: Iterable[Decision]) -> AdmissionRefused:

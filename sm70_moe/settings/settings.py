@@ -62,9 +62,14 @@ def parse_path(variable: str, text: str) -> Path:
     return Path(parse_name(variable, text))
 
 
-def rooted(path: Path | None) -> Path | None:
+def parse_place(variable: str, text: str) -> Path | bool:
+    """Read a path that is not empty, or `0` (nowhere) or `1` (the usual place)."""
+    return parse_switch(variable, text) if text in ("0", "1") else parse_path(variable, text)
+
+
+def rooted(path: Path | bool | None) -> Path | bool | None:
     """The place that was meant when settings were read, wherever the process goes later."""
-    return path and path.absolute()
+    return path.absolute() if isinstance(path, Path) else path
 
 
 def from_text(parse: Callable[[str, str], object]) -> BeforeValidator:
@@ -154,6 +159,8 @@ class Settings(BaseSettings):
     """Layers whose features are not admitted; wins over `layer_allow`."""
     kernels: Place = None
     """Folder with a native build of `build-kernels`; None is the package's own."""
+    kernel_cache: Annotated[Path | bool, from_text(parse_place), AfterValidator(rooted)] = True
+    """Folder of kernels that are compiled on this machine; True is the user's cache directory, False compiles none."""
     dependent_launch: Annotated[bool, from_text(parse_switch)] = True
     proof: Annotated[bool, from_text(parse_switch)] = True
     """Kernels of one call may overlap where the device can do that and its self-test passes."""

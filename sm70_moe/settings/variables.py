@@ -71,6 +71,12 @@ SETTINGS = (
         "the package's own kernels",
     ),
     Known(
+        "kernel_cache",
+        ("SM70_MOE_KERNEL_CACHE",),
+        "Folder of kernels that are compiled on this machine; `0`: none are compiled.",
+        "`1` (`~/.cache/sm70-moe/kernels`)",
+    ),
+    Known(
         "proof",
         ("SM70_MOE_PROOF",),
         "`0`: native routes are not tried on each layer's own banks when it is loaded.",

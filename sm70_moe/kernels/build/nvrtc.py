@@ -7,6 +7,7 @@ process, whatever the number of threads.
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import json
 import os
@@ -23,6 +24,8 @@ HEADERS = ("nvidia-cuda-runtime-cu12", "12.9.79")
 
 REQUIREMENTS = tuple(f"{name}=={version}" for name, version in (COMPILER, HEADERS))
 """What a machine that builds has to have installed."""
+
+INSTALL = f"pip install {' '.join(REQUIREMENTS)}, or sm70-moe's extra nvrtc"
 
 LIBRARY = "libnvrtc.so.12"
 
@@ -81,14 +84,24 @@ def check_installed(name: str, version: str) -> None:
     except metadata.PackageNotFoundError:
         found = "none"
     if found != version:
-        raise CompileError(f"{name}: found {found}, accepted is {version}: pip install {' '.join(REQUIREMENTS)}")
+        raise CompileError(f"{name}: found {found}, accepted is {version}: {INSTALL}")
+
+
+def missing() -> str:
+    """Why nothing can be compiled here, with what to install; nothing if the pinned wheels are there."""
+    try:
+        for name, version in (COMPILER, HEADERS):
+            check_installed(name, version)
+    except CompileError as error:
+        return str(error)
+    return ""
 
 
 def package_folder(package: str) -> Path:
     """Folder of an installed package that holds files, not code."""
     spec = util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise CompileError(f"{package}: not installed: pip install {' '.join(REQUIREMENTS)}")
+        raise CompileError(f"{package}: not installed: {INSTALL}")
     return Path(spec.submodule_search_locations[0])
 
 
@@ -99,15 +112,17 @@ def _strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
 def work() -> int:
     """Compile the jobs on standard input: {"includes", "jobs": [{"name", "source", "options", "out"}]}.
 
-    Prints the name of each job that is done. A failure ends it with the log on standard error.
+    Prints the name of each job that is done; for one without "out" its cubin in base64 instead. A failure ends
+    it with the log on standard error.
     """
     order = json.load(sys.stdin)
     try:
         compiler = Compiler()
         for job in order["jobs"]:
             cubin = compiler.compile(job["name"], job["source"], order["includes"], job["options"])
-            write(Path(job["out"]), cubin)
-            print(job["name"], flush=True)
+            if job.get("out"):
+                write(Path(job["out"]), cubin)
+            print(job["name"] if job.get("out") else base64.b64encode(cubin).decode(), flush=True)
     except CompileError as error:
         print(error, file=sys.stderr)
         return 1

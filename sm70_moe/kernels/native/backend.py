@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sm70_moe.decision import Finding
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import LayerFacts
+from sm70_moe.kernels.build.specialiser import Specialiser
 from sm70_moe.kernels.capability import Capability
 from sm70_moe.kernels.declared import FUSED, capability
 from sm70_moe.kernels.native.driver import Driver
@@ -41,7 +42,7 @@ class NativeBackend:
 
     `folder` is another build than the package's own. `dependent`: kernels of a call may overlap
     where the device can do that; `fused`: they are one kernel, an option of `qpn`. `driver` stands in
-    for CUDA in tests.
+    for CUDA in tests. What `specialiser` made for a layer's sizes goes before the build's kernels for any.
     """
 
     name: str
@@ -50,6 +51,7 @@ class NativeBackend:
     dependent: bool = True
     fused: bool = False
     driver: Callable[[], Driver] | None = field(default=None, compare=False)
+    specialiser: Specialiser | None = field(default=None, compare=False, repr=False)
     _state: _State = field(default_factory=lambda: _State(), compare=False, repr=False)
 
     @property
@@ -157,7 +159,7 @@ class NativeBackend:
         with self._state.lock:
             if device not in self._state.launchers:
                 driver = self.driver() if self.driver else None
-                self._state.launchers[device] = Launcher.open(device, self.folder, driver)
+                self._state.launchers[device] = Launcher.open(device, self.folder, driver, self.specialiser)
             return self._state.launchers[device]
 
     def _bind(self, banks: Banks) -> Bound:

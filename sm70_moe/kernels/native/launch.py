@@ -20,6 +20,7 @@ from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build import INSTALLED, SOURCES, expected_id
 from sm70_moe.kernels.build.images import Cubins, Images
 from sm70_moe.kernels.build.manifest import KINDS, Kernel, Manifest, load_manifests
+from sm70_moe.kernels.build.specialiser import Extended, Specialiser
 from sm70_moe.kernels.native.driver import Config, Driver, Fire
 from sm70_moe.kernels.native.residency import Residency
 
@@ -139,8 +140,14 @@ class Launcher:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, device: str | int, folder: Path | None = None, driver: Driver | None = None) -> Launcher:
-        """Kernels of the installed build, or of the build in `folder`, on "cuda:N".
+    def open(
+        cls,
+        device: str | int,
+        folder: Path | None = None,
+        driver: Driver | None = None,
+        specialiser: Specialiser | None = None,
+    ) -> Launcher:
+        """Kernels of the installed build, or of the build in `folder`, on "cuda:N", and what `specialiser` made.
 
         Raises BackendError where there is no build, where it is stale, and without cuda.core.
         """
@@ -154,7 +161,8 @@ class Launcher:
             from sm70_moe.kernels.native.devices import CudaDriver
 
             driver = CudaDriver()
-        return cls(cubins, load_manifests(SOURCES), ordinal(device), driver)
+        images = cubins if specialiser is None else Extended(cubins, specialiser)
+        return cls(images, load_manifests(SOURCES), ordinal(device), driver)
 
     def program(
         self,

@@ -1,0 +1,48 @@
+"""Which versions a layer needs: those that the steps of its backends launch, for its own sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sm70_moe.kernels.build import Job
+from sm70_moe.kernels.build.specialiser import Specialiser
+from sm70_moe.kernels.native.launch import Step
+from sm70_moe.kernels.native.steps import STEPS, Case
+from sm70_moe.layout import BankLayout, BankShape
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What chooses a layer's kernels: one rank's sizes, its banks, and the device's architecture."""
+
+    shape: BankShape
+    layout: BankLayout
+    top_k: int
+    architecture: str
+
+    def case(self, tokens: int, dependent: bool) -> Case:
+        return Case(self.shape, self.layout, self.top_k, tokens, self.architecture, dependent)
+
+
+def jobs(specialiser: Specialiser, name: str, layer: Layer) -> tuple[Job, ...]:
+    """The compilations that a backend, or an option of one, needs for a layer; sorted, each once.
+
+    Nothing for a step that only has the version for any sizes.
+    """
+    geometry = layer.case(1, False).geometry
+    found = {
+        job.key: job
+        for step in steps(name, layer)
+        if (job := specialiser.job(step.source, layer.architecture, geometry, step.axes)) is not None
+    }
+    return tuple(found[key] for key in sorted(found))
+
+
+def steps(name: str, layer: Layer) -> Iterator[Step]:
+    """Everything that calls of every length launch, with dependent launch and without."""
+    route = STEPS.get(name)
+    for tokens in range(route.first, route.last + 1) if route else ():
+        for dependent in (False, True):
+            assert route is not None
+            yield from route.steps(layer.case(tokens, dependent))

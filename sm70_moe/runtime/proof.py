@@ -28,11 +28,9 @@ from sm70_moe.plan.planned import PlannedRoute
 from sm70_moe.reading.offers import read_columns
 from sm70_moe.reference.arithmetic import AwqExpert, CodedMatrix, Reference
 from sm70_moe.reference.bounds import judge_out, judge_w13
+from sm70_moe.reference.rounding import Floats
 
 CHECK = "proof"
-EXPERTS = 3
-"""Experts of a layer that are read again: the first ones that `chosen` names."""
-
 COLUMNS = 8
 """Columns of gate, up and down that are judged: one word of them."""
 
@@ -127,6 +125,7 @@ class Subject:
     inner: range
     outer: range
     reference: Reference
+    judged: dict[object, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: Plan, banks: Banks, weights: WeightSource, made: tuple[torch.Tensor, torch.Tensor]) -> Subject:
@@ -136,7 +135,9 @@ class Subject:
         read: dict[int, AwqExpert] = {}
         for expert in experts:
             found = read_columns(weights, expert, banks.layout.group, inner, outer)
-            read[expert] = AwqExpert(*(coded(part, banks.layout.group) for part in (found.gate, found.up, found.down)))
+            read[expert] = AwqExpert(
+                *(Decoded.of(part, banks.layout.group) for part in (found.gate, found.up, found.down))
+            )
         x, router = made
         ids = slots(experts, *router.shape)
         return cls(
@@ -149,13 +150,21 @@ class Subject:
         counts: tuple[int, ...] = (route.tokens.first,)  # until the backend has said more
         try:
             counts = versions(route, backend, self.banks, self.ids.shape[1])
-            worst = [self._judge(*self._run(tokens, backend, space)) for tokens in counts]
+            worst = [self._tried(tokens, backend, space) for tokens in counts]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # foreign code: a driver, a plug-in
             return Proof(route.name, counts, self.experts, inf, inf, str(Crash.of(error)))
         w13, out = np.max(worst, axis=0)  # NaN among them stays NaN, and is not ok
         return Proof(route.name, counts, self.experts, float(w13), float(out))
+
+    def _tried(self, tokens: int, backend: Backend, space: Workspace | None) -> tuple[float, float]:
+        """Bound fractions of one call; routes that launch the same kernels for it are tried once."""
+        kernels = backend.version(self.banks, self.ids.shape[1], tokens) if isinstance(backend, Versioned) else None
+        key = (tokens, kernels or backend.name)
+        if key not in self.judged:
+            self.judged[key] = self._judge(*self._run(tokens, backend, space))
+        return self.judged[key]
 
     def _run(self, tokens: int, backend: Backend, space: Workspace | None) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """One call on outputs of NaN: activations (M, k, I), some columns of the output; is NaN nowhere?"""
@@ -183,8 +192,8 @@ class Subject:
 
 
 def chosen(experts: int, index: int) -> tuple[int, ...]:
-    """A few experts, others in each layer."""
-    return tuple(dict.fromkeys((index % experts, (37 * index + experts // 2) % experts, experts - 1 - index % experts)))
+    """Two experts, others in each layer: what a proof costs is mostly their decoding in FP64."""
+    return tuple(dict.fromkeys((index % experts, (37 * index + experts // 2) % experts)))
 
 
 def word(size: int, index: int) -> range:
@@ -201,11 +210,21 @@ def slots(experts: tuple[int, ...], tokens: int, top_k: int) -> np.ndarray[tuple
     return ids
 
 
-def coded(codes: Codes, group: int) -> CodedMatrix:
-    """Codes of a source as the reference takes them."""
-    rows = len(codes.codes)
-    arrays = (codes.codes.cpu().numpy(), codes.zeros.cpu().numpy(), codes.scales.cpu().numpy())
-    return CodedMatrix(*arrays, np.arange(rows) // group)
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A matrix of the reference that is decoded once, for all calls of a proof."""
+
+    whole: Floats
+
+    @classmethod
+    def of(cls, codes: Codes, group: int) -> Decoded:
+        """From the codes of a source."""
+        arrays = (codes.codes.cpu().numpy(), codes.zeros.cpu().numpy(), codes.scales.cpu().numpy())
+        every = slice(None)
+        return cls(CodedMatrix(*arrays, np.arange(len(codes.codes)) // group).weights(every, every))
+
+    def weights(self, rows: slice, columns: slice) -> Floats:
+        return self.whole[rows, columns]
 
 
 def versions(route: PlannedRoute, backend: Backend, banks: Banks, top_k: int) -> tuple[int, ...]:

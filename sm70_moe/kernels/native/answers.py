@@ -84,7 +84,11 @@ class Known:
 
     def head(self, tokens: int) -> Known:
         """The same layer and the first rows of the call: rows do not depend on each other."""
-        kept = {f.name: getattr(self.answer, f.name)[:tokens] for f in fields(self.answer) if f.name != "format"}
+        kept = {
+            f.name: getattr(self.answer, f.name)[:tokens]
+            for f in fields(self.answer)
+            if f.name not in ("format", "terms")
+        }
         answer = replace(self.answer, **kept)
         return Known(self.experts, self.x[:tokens], self.ids[:tokens], self.weights[:tokens], answer)
 

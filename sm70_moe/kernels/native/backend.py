@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 HALF = 2
 """Bytes of an FP16 element."""
 
+BLOCK = 512
+"""Bytes that torch's CUDA allocator rounds up to."""
+
 DEPENDENT_FROM = 90
 """sm_90 is the first architecture with programmatic dependent launch."""
 
@@ -89,7 +92,9 @@ class NativeBackend:
 
     def workspace(self, shape: BankShape, top_k: int, tokens: int) -> int:
         """Bytes of the FP16 activations between W13 and W2, (M, k, I), and of what the kernels keep."""
-        return tokens * top_k * shape.intermediate * HALF + (self.route.scratch if self.route and tokens else 0)
+        return whole(tokens * top_k * shape.intermediate * HALF) + whole(
+            self.route.scratch if self.route and tokens else 0
+        )
 
     def prepare(self, source: WeightSource, layout: BankLayout, shape: BankShape, device: str) -> Banks:
         """Read this rank's weights into banks; every built-in backend reads the same ones."""
@@ -183,6 +188,11 @@ class NativeBackend:
         if self.route is None:
             raise BackendError(f"backend {self.name!r}: this release has no kernels for it")
         return self.route
+
+
+def whole(nbytes: int) -> int:
+    """As torch's allocator hands it out: whole blocks."""
+    return -(-nbytes // BLOCK) * BLOCK
 
 
 class _State:

@@ -38,7 +38,7 @@ doc = "Fast."
 [[route]]
 name = "fast"
 feature = "fast"
-backend = "qpn"
+backend = "indexed"
 tokens = [2, 8]
 call = { x = "float16", ids = "int32", weights = "float32", contiguous = true, alignment = 16 }
 

@@ -14,7 +14,7 @@ Edit = tuple[str, str]
 
 CALL = "contiguous = true, alignment = 16 }"
 LAST = '[[route]]\nname = "legacy"\nbackend = "legacy"\n'
-FAST = '[[route]]\nname = "fast"\nfeature = "fast"\nbackend = "qpn"\ntokens = [2, 8]\n'
+FAST = '[[route]]\nname = "fast"\nfeature = "fast"\nbackend = "indexed"\ntokens = [2, 8]\n'
 
 
 def shape(text: str) -> Edit:
@@ -64,13 +64,20 @@ COVERAGE = {
     "duplicate": (
         [
             routes(
-                '[[route]]\nname = "again"\nfeature = "fast"\nbackend = "qpn"\ntokens = 8\n'
+                '[[route]]\nname = "again"\nfeature = "fast"\nbackend = "indexed"\ntokens = 8\n'
                 'call = { x = "float16", ids = "int32", weights = "float32", ' + CALL + "\n"
             )
         ],
         [("route[1].tokens", "2-8")],
     ),
-    "another bank order": ([(LAST, LAST + 'order = "rows"\n')], [("route[1].order", '"tile32x8"')]),
+    "another bank order": (
+        [('backend = "indexed"', 'backend = "indexed"\norder = "octet32"'), (LAST, LAST + 'order = "tile32x8"\n')],
+        [("route[1].order", '"octet32"')],
+    ),
+    "an order that the backend does not read": (
+        [('backend = "indexed"', 'backend = "indexed"\norder = "rows"'), (LAST, LAST + 'order = "rows"\n')],
+        [("route[1].order", "which backend legacy reads")],
+    ),
 }
 
 RELATIONS = {
@@ -137,7 +144,7 @@ RELATIONS = {
         [("[features.banks]", "[features.strict]"), ('needs = ["banks"]', 'needs = ["strict"]')],
         [("features.strict", "the setting strict")],
     ),
-    "unknown backend": ([('"qpn"', '"qpm"')], [("route[0].backend", 'accepted "qpn"')]),
+    "unknown backend": ([('"indexed"', '"indexd"')], [("route[0].backend", 'accepted "indexed"')]),
     "evidence for nothing": ([('"fast"\nclaim', '"fats"\nclaim')], [("evidence[0].route", 'accepted "fast"')]),
     "metadata of a route": (
         [('doc = "Fast."', 'doc = "Fast."\nmetadata = "3-byte"')],
@@ -148,7 +155,12 @@ RELATIONS = {
 
 GEOMETRY = {
     "hidden not in tiles": (
-        [("hidden = 256", "hidden = 272"), ("checkpoint_group = 128, prepared_group = 32", "zero_point = true")],
+        [
+            ("hidden = 256", "hidden = 272"),
+            ("checkpoint_group = 128, prepared_group = 32", "zero_point = true"),
+            ('backend = "indexed"', 'backend = "indexed"\norder = "tile32x8"'),
+            (LAST, LAST + 'order = "tile32x8"\n'),
+        ],
         [("contract.hidden", "272 % 32 = 16")],
     ),
     "intermediate not in blocks of an octet bank": (
@@ -166,6 +178,8 @@ GEOMETRY = {
             ("intermediate = 64", "intermediate = 40"),
             ("checkpoint_group = 128, prepared_group = 32", "bits = 4"),
             ("bits = 4, bits", "bits"),
+            ('backend = "indexed"', 'backend = "indexed"\norder = "tile32x8"'),
+            (LAST, LAST + 'order = "tile32x8"\n'),
         ],
         [("contract.intermediate", "40 % 16 = 8")],
     ),
@@ -240,14 +254,17 @@ FINE: dict[str, list[Edit]] = {
         shape("x_shape = [8, 77], ids_shape = [8, 3]"),
     ],
     "its own implied variable": [('["VLLM_SM70_FAST"]', '["SM70_MOE_FAST"]')],
-    "all orders changed": [('backend = "qpn"', 'backend = "qpn"\norder = "rows"'), (LAST, LAST + 'order = "rows"\n')],
+    "all orders changed": [
+        ('backend = "indexed"', 'backend = "indexed"\norder = "tile32x8"'),
+        (LAST, LAST + 'order = "tile32x8"\n'),
+    ],
 }
 
 
 @pytest.mark.parametrize("edits", [pytest.param(edits, id=name) for name, edits in FINE.items()])
 def test_what_looks_close_is_fine(problems: Problems, edits: list[Edit]) -> None:
     """The rules refuse nothing that works."""
-    assert problems(*edits, backends=("legacy", "qpn", "grouped", "reference")) == []
+    assert problems(*edits, backends=("legacy", "indexed", "grouped", "reference")) == []
 
 
 def test_a_policy_needs_a_route(base: str) -> None:
@@ -263,7 +280,7 @@ def test_a_policy_needs_a_route(base: str) -> None:
     [
         (("tokens = [2, 8]", 'tokens = "2-8"'), ["route[0].tokens"]),
         (("tokens = [2, 8]", "token = [2, 8]"), ["route[0].token"]),
-        (('backend = "qpn"\n', ""), ["route[0].backend"]),
+        (('backend = "indexed"\n', ""), ["route[0].backend"]),
         (('backend = "legacy"', "backend = 1"), ["route[1].backend"]),
         (("alignment = 16", "alignment = 24"), ["route[0].call.alignment"]),
     ],
@@ -275,8 +292,8 @@ def test_a_faulty_route_raises_no_false_alarm(problems: Problems, edit: Edit, pa
 
 def test_a_faulty_route_hides_no_fault_of_another(problems: Problems) -> None:
     """Gaps are still found when an order is wrong, a wrong order when another route has wrong tokens."""
-    last = (LAST, LAST + 'tokens = [1, 99]\norder = "rows"\n')
-    assert [path for path, _, _ in problems(('backend = "qpn"', 'backend = "qpn"\norder = 1'), last)] == [
+    last = (LAST, LAST + 'tokens = [1, 99]\norder = "tile32x8"\n')
+    assert [path for path, _, _ in problems(('backend = "indexed"', 'backend = "indexed"\norder = 1'), last)] == [
         "route",
         "route[0].order",
         "route[1]",
@@ -304,7 +321,7 @@ def test_rings_are_reported_once_each(base: str) -> None:
 
 @pytest.mark.parametrize(
     ("backends", "paths"),
-    [(("legacy", "qpn"), []), (("legacy",), ["route[0].backend"]), ((), ["route[0].backend", "route[1].backend"])],
+    [(("legacy", "indexed"), []), (("legacy",), ["route[0].backend"]), ((), ["route[0].backend", "route[1].backend"])],
 )
 def test_given_backends_are_the_only_ones(problems: Problems, backends: tuple[str, ...], paths: list[str]) -> None:
     """What the caller lists replaces the registered names."""

@@ -31,7 +31,7 @@ def test_check_prints_every_problem_of_every_file(tmp_path: Path, base: str) -> 
     """A good file does not hide the bad ones; exit 2."""
     good, bad, worse = (tmp_path / f"{name}.toml" for name in ("good", "bad", "worse"))
     good.write_text(base)
-    bad.write_text(base.replace("revision = 1", "revision = true").replace('"qpn"', '"qpm"'))
+    bad.write_text(base.replace("revision = 1", "revision = true").replace('"indexed"', '"indexd"'))
     worse.write_text("schema = ")
     code, out, err = run("check", str(bad), str(good), str(worse), str(tmp_path / "none.toml"))
     assert code == 2

@@ -43,8 +43,8 @@ def test_the_first_contract() -> None:
         "activation": "silu",
         "activations": "float16",
         "weights": {
-            "format": "awq",
-            "packing": "gemm",
+            "format": None,  # every readable one becomes the same banks
+            "packing": None,
             "bits": 4,
             "zero_point": True,
             "checkpoint_group": 32,
@@ -63,11 +63,12 @@ def test_the_flags_of_the_first_contract() -> None:
         "legacy_single_token": (("VLLM_SM70_AWQ_MOE_LEGACY_SINGLE_TOKEN_COMPACT",), "auto", ("batched_banks",)),
         "grouped_decode": (("VLLM_SM70_AWQ_QWEN38_MOE_COMPACT_GROUPED_DECODE",), "auto", ("batched_banks",)),
         "indexed_prefill": (("VLLM_SM70_AWQ_QWEN38_MOE_INDEXED_PREFILL",), "auto", ("batched_banks",)),
+        "native_decode": ((), "auto", ("batched_banks",)),
         "tune_small_shapes": (("VLLM_SM70_AWQ_TUNE_SMALL_SHAPES",), "off", ()),
         "fused_decode": ((), "off", ("qpn_m1",)),
     }
     native = [name for name, f in features.items() if f.native]
-    assert native == ["qpn_m1", "grouped_decode", "indexed_prefill", "fused_decode"]
+    assert native == ["qpn_m1", "grouped_decode", "indexed_prefill", "native_decode", "fused_decode"]
     assert [name for name, f in features.items() if f.interleaves_w13] == ["legacy_single_token"]
     assert [name for name, f in features.items() if f.layer_lists] == ["batched_banks"]
     assert [name for name, f in features.items() if f.batches] == ["batched_banks"]
@@ -77,9 +78,9 @@ def test_the_flags_of_the_first_contract() -> None:
 @pytest.mark.parametrize(
     ("tokens", "routes"),
     [
-        (1, ["qpn_m1", "legacy_single_token", "legacy"]),
-        (2, ["grouped_decode", "legacy"]),
-        (8, ["grouped_decode", "legacy"]),
+        (1, ["qpn_m1", "native_decode", "legacy_single_token", "legacy"]),
+        (2, ["grouped_decode", "native_decode", "legacy"]),
+        (8, ["grouped_decode", "native_decode", "legacy"]),
         (9, ["legacy"]),
         (127, ["legacy"]),
         (128, ["indexed_prefill", "legacy"]),
@@ -116,11 +117,16 @@ def test_published_numbers_come_with_their_limits() -> None:
     assert all(not p.evidence for p in shipped_policies() if p.name != FIRST)
 
 
-def test_the_generic_policy_runs_anything_on_the_portable_route() -> None:
-    """No flags, no sizes, one route."""
+def test_the_generic_policy_runs_anything() -> None:
+    """No sizes; native kernels where they hold the layer, else the portable route."""
     policy = load_policy("generic-awq")
-    assert policy.features == {}
-    assert [(r.name, r.backend, r.unconditional) for r in policy.routes] == [("legacy", "legacy", True)]
+    assert policy.contract.any_geometry
+    assert list(policy.features) == ["native_decode"]
+    found = [(r.name, r.backend, str(r.tokens), r.order, r.unconditional) for r in policy.routes]
+    assert found == [
+        ("native_decode", "decode", "1-8", None, False),
+        ("legacy", "legacy", "1 and more", None, True),
+    ]
 
 
 @pytest.mark.parametrize("policy", MODELS, ids=lambda p: p.name)

@@ -44,11 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 OWN = ("SM70_MOE_", "VLLM_SM70_")
+TERMINAL = ("COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TERM", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The settings of whoever runs the tests do not count: each test has its own, or none."""
-    for name in [name for name in os.environ if name.upper().startswith(OWN)]:
+    """Settings and terminal of whoever runs the tests do not count: each test has its own, or none."""
+    for name in [name for name in os.environ if name.upper().startswith(OWN) or name in TERMINAL]:
         del os.environ[name]
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped, and reported as skipped, without one")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from io import TextIOWrapper
 from types import MappingProxyType
 from typing import Any
 
@@ -84,6 +85,8 @@ def program() -> None:
 
 def main() -> None:
     """Entry point: errors of this package become one message and exit code 2."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what a stream has no code for is no reason to end
     try:
         app()
     except Sm70MoeError as error:

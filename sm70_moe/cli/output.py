@@ -20,9 +20,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def console() -> Console:
-    """A console for standard output, made when it is needed so that redirection applies."""
+    """A console for standard output, made when it is needed so that redirection applies.
+
+    The stream itself is asked: rich takes FORCE_COLOR, which CI sets, for a terminal that has a width.
+    """
     plain = Console(highlight=False, markup=False, emoji=False)  # texts of users are printed as they are
-    return plain if plain.is_terminal else Console(highlight=False, markup=False, emoji=False, width=PIPED_WIDTH)
+    return plain if plain.file.isatty() else Console(highlight=False, markup=False, emoji=False, width=PIPED_WIDTH)
 
 
 def print_json(value: Plain) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -47,3 +48,22 @@ def test_nothing_is_imported_beforehand() -> None:
     code = "import sys, sm70_moe.cli.app as a; print(*sorted(m for m in sys.modules if m.startswith('sm70_moe.cli.')))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.split() == ["sm70_moe.cli.app"]
+
+
+@pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_pipe_is_no_terminal_whatever_is_said(command, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """CI asks for colours; a table is cut to a terminal's width on a terminal alone."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv(name, "1")
+    rows = [line for line in command("policy", "list").out.splitlines() if "qwen3.8-flash-next-awq-tp4" in line]
+    assert len(rows) == 1
+    assert "Qwen3.8 Flash-Next experts on four V100" in rows[0]
+
+
+def test_a_stream_that_cannot_write_every_sign() -> None:
+    """What stands there instead is no reason to end: a narrow help has an ellipsis."""
+    code = "import sys; from sm70_moe.cli.app import main; sys.argv[1:] = ['explain', '--help']; main()"
+    told = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "40"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, env=told, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"?" in ended.stdout

@@ -77,7 +77,7 @@ def test_the_digest_ignores_form(base: str) -> None:
 
 
 def test_the_digest_is_pinned(base: str) -> None:
-    """Ranks and records compare digests across versions: it may change only with the schema, or with what a file means."""
+    """Ranks and records compare digests across versions: it changes with the schema, or with what a file means only."""
     assert parse_policy(base).digest == "7f27379bb37e27e6f2b3bac9e239c827ab08a270532139049a842d73120688ad"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -430,13 +430,9 @@ def test_a_layer_without_native_routes_reads_nothing_twice() -> None:
     read_again: list[int] = []
 
     class Counted(Named):
-<<<<<<< HEAD
-        read_again: ClassVar[list[int]] = []
-=======
         def read_columns(self, expert: int, *columns: Any) -> Any:
             read_again.append(expert)
             return read_columns(self.layer, expert, *columns)
->>>>>>> tests9
 
     service, _ = service_of(flags={"single": "0", "several": "0"})
     service.layer(facts_of(LAYER), Counted(), device="cpu")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build import nvrtc
-from sm70_moe.kernels.build.geometry import shipped_geometries
+from sm70_moe.kernels.build.geometry import shipped_architectures, shipped_geometries
 from sm70_moe.kernels.build.images import RECORD, Cubins, digest
 from sm70_moe.kernels.build.manifest import ARCHITECTURES, Manifest, load_manifests
 from sm70_moe.kernels.build.versions import Scope, Version, versions
@@ -50,8 +50,8 @@ class Job:
 
 
 def shipped_scope() -> Scope:
-    """Every architecture, and the geometries of the policies that come with the package."""
-    return Scope(ARCHITECTURES, shipped_geometries())
+    """Every architecture, and the geometries of the policies that come with the package, on those that they name."""
+    return Scope(ARCHITECTURES, shipped_geometries(), exact=shipped_architectures())
 
 
 def build_id(scope: Scope, sources: Path | None = None) -> str:
@@ -67,8 +67,9 @@ def expected_id(cubins: Cubins, *, own: bool) -> str:
     The package's `own` build has to be for the policies as they are now as well.
     """
     scope = cubins.scope
-    geometries = shipped_geometries() if own else scope.geometries
-    return build_id(Scope(scope.architectures, geometries, scope.tests))
+    if own:
+        return build_id(replace(scope, geometries=shipped_geometries(), exact=shipped_architectures()))
+    return build_id(scope)
 
 
 def source_files(folder: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sm70_moe.errors import Sm70MoeError
 from sm70_moe.kernels.build import INSTALLED, build
-from sm70_moe.kernels.build.geometry import shipped_geometries
+from sm70_moe.kernels.build.geometry import shipped_architectures, shipped_geometries
 from sm70_moe.kernels.build.manifest import ARCHITECTURES
 from sm70_moe.kernels.build.versions import Scope
 
@@ -38,7 +38,7 @@ def scope_of(arguments: Sequence[str]) -> Scope:
     if unknown := [name for name in given.architectures if name not in ARCHITECTURES]:
         parser.error(f"{unknown[0]!r}: accepted are --tests and {known}")
     chosen = tuple(name for name in ARCHITECTURES if name in given.architectures)
-    return Scope(chosen or ARCHITECTURES, shipped_geometries(), given.tests)
+    return Scope(chosen or ARCHITECTURES, shipped_geometries(), given.tests, shipped_architectures())
 
 
 def cache_of(root: Path) -> Path | None:

@@ -57,6 +57,16 @@ def geometries(policies: Iterable[Path]) -> tuple[Geometry, ...]:
 
 def shipped_geometries() -> tuple[Geometry, ...]:
     """Geometries of the policies inside the package, or at the top of a checkout."""
+    return geometries(shipped_files())
+
+
+def shipped_architectures() -> tuple[str, ...]:
+    """Architectures that these policies name: where there is evidence, and so versions made for their sizes."""
+    documents = (tomllib.loads(path.read_text(encoding="utf-8")) for path in shipped_files())
+    return tuple(sorted({name for one in documents for name in one["contract"].get("architectures", ())}))
+
+
+def shipped_files() -> list[Path]:
     package = Path(__file__).resolve().parents[2]
     folder = next((f for f in (package / "policies", package.parent / "policies") if f.is_dir()), None)
-    return geometries(sorted(folder.glob("*.toml"))) if folder else ()
+    return sorted(folder.glob("*.toml")) if folder else []

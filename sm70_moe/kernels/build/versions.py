@@ -64,24 +64,32 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a build was made for; part of its id."""
+    """What a build was made for; part of its id.
+
+    `exact` are the architectures that get versions for the geometries, all of them if it is None; the
+    others have versions for any sizes, and what is specialised on the spot.
+    """
 
     architectures: tuple[str, ...]
     geometries: tuple[Geometry, ...]
     tests: bool = False
+    exact: tuple[str, ...] | None = None
 
     def record(self) -> dict[str, Plain]:
         return {
             "architectures": list(self.architectures),
             "geometries": [geometry.record() for geometry in self.geometries],
             "tests": self.tests,
+            "exact": None if self.exact is None else list(self.exact),
         }
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Scope:
         """The inverse of `record`. Raises KeyError, TypeError or ValueError for another shape."""
         sizes = tuple(Geometry.of_record(geometry) for geometry in record["geometries"])
-        return cls(tuple(map(str, record["architectures"])), sizes, bool(record["tests"]))
+        exact = record.get("exact")
+        only = None if exact is None else tuple(map(str, exact))
+        return cls(tuple(map(str, record["architectures"])), sizes, bool(record["tests"]), only)
 
 
 def versions(manifests: Iterable[Manifest], scope: Scope) -> tuple[Version, ...]:
@@ -95,7 +103,8 @@ def _of_source(manifest: Manifest, scope: Scope) -> Iterator[Version]:
     for architecture in manifest.architectures:
         if architecture not in scope.architectures:
             continue
-        for geometry in [*fitting, *([None] if manifest.runtime else [])]:
+        exact = fitting if scope.exact is None or architecture in scope.exact else []
+        for geometry in [*exact, *([None] if manifest.runtime else [])]:
             for values in product(*(_values(axis, geometry, architecture, scope.tests) for axis in manifest.axes)):
                 sizes = geometry.record() if geometry else {}
                 yield Version(

@@ -20,6 +20,10 @@ EXACT = ("tensor", "wide_loads", "barriers")
 
 KEYS = (*LIMITS, *EXACT)
 
+SPEED = ("registers", "late_loads")
+"""What only costs time where it is over its budget. A build keeps it all the same; kernels for sizes that nobody
+measured are used with more, since the version for any sizes is slower still."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

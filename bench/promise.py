@@ -203,6 +203,42 @@ def memory(plan: Plan, banks: Banks) -> list[dict[str, Any]]:
     return rows
 
 
+GEOMETRIES = {
+    "Qwen3-30B TP 1": (2048, 768, 8, 128),
+    "Qwen3-30B TP 2": (2048, 384, 8, 128),
+    "GLM-4.5-Air TP 4": (4096, 352, 8, 32),
+    "Qwen3-Next TP 1": (2048, 512, 10, 128),
+    "Mixtral TP 4": (4096, 3584, 2, 128),
+    "DeepSeek-V2-Lite TP 2": (2048, 704, 6, 64),
+    "MiniMax-M2 TP 8": (3072, 192, 8, 64),
+}
+"""Hidden, intermediate of a rank, top-k, group."""
+
+
+def without_a_policy() -> dict[str, Any]:
+    """Layers of other models, as an engine admits them with the shipped policies: proven, then judged."""
+    found: dict[str, Any] = {}
+    for name, (hidden, inner, top_k, group) in GEOMETRIES.items():
+        facts = facts_of(policy_of("4-byte"))
+        sizes = {"hidden": hidden, "intermediate": inner, "experts": 12, "top_k": top_k, "tensor_parallel": 1}
+        facts = replace(facts, **sizes, checkpoint_group=group, format="gptq", packing="gptq")
+        source = Kept(12, hidden, inner, group, seed=3)
+        service = AdmissionService(settings({"native_decode": "1"}))
+        layer = service.layer(facts, source, device=DEVICE)
+        rows = []
+        for tokens in (1, 2, 4, 8):
+            call = Inputs.random(tokens, top_k, hidden=hidden, experts=12, seed=tokens, device=DEVICE)
+            route = layer.plan.reachable(tokens)[0]
+            runs = backend(layer.plan.admission, route.backend)
+            trial = Trial(
+                route.name, route.backend, lambda c, r=runs, b=layer.banks: r.run(b, c), source.reference, inner, 2.0, 2
+            )
+            rows.append(trial.judge(call).record())
+        found[name] = {"plan": [str(route) for route in layer.plan.routes], "rows": rows}
+        print(name, found[name]["plan"][0], [(r["w13"], r["w2"], r["ok"]) for r in rows], flush=True)
+    return found
+
+
 def host_time(plan: Plan, banks: Banks) -> dict[str, float]:
     """Microseconds of host time of an eager layer call, the best of a few rounds."""
     space = Arena(DEVICE)
@@ -233,6 +269,7 @@ def main(out: Path, seconds: float) -> None:
     parts: dict[str, Callable[[], Any]] = {
         "proofs": lambda: proofs(plan, source),
         "host": lambda: host_time(plan, banks),
+        "other models": without_a_policy,
         "memory": lambda: memory(plan, banks),
         "combinations": lambda: every_combination(service.machine, source),
     }

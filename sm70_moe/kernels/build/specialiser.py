@@ -188,7 +188,7 @@ class Specialiser:
             warn(self.entries.folder, f"not written: {error.strerror or error}; compiled kernels are used from memory")
 
     def _judge(self, cubins: Mapping[Version, bytes]) -> None:
-        """The build's gate, but for what only costs time. Raises BackendError that names every number that is not kept."""
+        """The build's gate, but for what only costs time. Raises BackendError that names every number."""
         told = [
             f"{version.name}: {found.kernel}: {text}"
             for version, content in cubins.items()

@@ -49,13 +49,13 @@ class Kept(SyntheticLayer):
     """A made-up layer whose codes are made once."""
 
     def read(self, expert: int, group: int) -> ExpertCodes:
-        cache = KEPT.setdefault((self.seed, group), {})
+        cache = KEPT.setdefault((self.seed, self.hidden, self.intermediate, group), {})
         if expert not in cache:
             cache[expert] = super().read(expert, group)
         return cache[expert]
 
 
-KEPT: dict[tuple[int, int], dict[int, ExpertCodes]] = {}
+KEPT: dict[tuple[int, ...], dict[int, ExpertCodes]] = {}
 
 
 def policy_of(metadata: str) -> Policy:

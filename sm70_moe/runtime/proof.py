@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
@@ -26,11 +26,14 @@ from sm70_moe.numbers.codes import Codes, WeightSource
 from sm70_moe.plan.plan import Plan
 from sm70_moe.plan.planned import PlannedRoute
 from sm70_moe.reading.offers import read_columns
-from sm70_moe.reference.arithmetic import AwqExpert, CodedMatrix, Reference
+from sm70_moe.reference.arithmetic import CodedMatrix
 from sm70_moe.reference.bounds import judge_out, judge_w13
+from sm70_moe.reference.columns import Array, Called, Columns
 from sm70_moe.reference.rounding import Floats
 
 CHECK = "proof"
+MATRICES = ("gate", "up", "down")
+
 COLUMNS = 8
 """Columns of gate, up and down that are judged: one word of them."""
 
@@ -84,7 +87,7 @@ class Prover:
 
     seconds: float = 0.0
     layers: int = 0
-    _inputs: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _inputs: dict[tuple[object, ...], Made] = field(default_factory=dict)
 
     def prove(
         self, plan: Plan, banks: Banks, weights: WeightSource, backends: dict[str, Backend], space: Workspace | None
@@ -99,8 +102,8 @@ class Prover:
         self.seconds, self.layers = self.seconds + time.perf_counter() - start, self.layers + 1
         return proofs
 
-    def _made(self, plan: Plan, banks: Banks) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (M, H) and router weights (M, k) of the longest call, on the device."""
+    def _made(self, plan: Plan, banks: Banks) -> Made:
+        """x (M, H) and router weights (M, k) of the longest call."""
         top_k, dtype = plan.admission.facts.top_k or 1, plan.admission.facts.activations or "float16"
         tokens = max(MOST_TOKENS, *(route.tokens.first for route in plan.routes))
         key = (tokens, banks.shape.hidden, top_k, dtype, banks.device)
@@ -108,8 +111,20 @@ class Prover:
             random = torch.Generator().manual_seed(tokens)
             x = torch.randn(tokens, banks.shape.hidden, generator=random).to(getattr(torch, dtype))
             weights = torch.rand(tokens, top_k, generator=random) + 0.5
-            self._inputs[key] = x.to(banks.device), weights.to(banks.device)
+            on_device = x.to(banks.device), weights.to(banks.device)
+            self._inputs[key] = Made(*on_device, x.float().numpy(), weights.numpy(), dtype)
         return self._inputs[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Inputs of the longest call, on the device and as numbers."""
+
+    x: torch.Tensor
+    weights: torch.Tensor
+    rows: Array
+    factors: Array
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,32 +133,27 @@ class Subject:
 
     plan: Plan
     banks: Banks
+    made: Made
     experts: tuple[int, ...]
-    x: torch.Tensor
+    chosen: Array
     ids: torch.Tensor
-    weights: torch.Tensor
     inner: range
     outer: range
-    reference: Reference
+    expected: Called
     judged: dict[object, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plan: Plan, banks: Banks, weights: WeightSource, made: tuple[torch.Tensor, torch.Tensor]) -> Subject:
-        index, shape = plan.admission.facts.index or 0, banks.shape
+    def of(cls, plan: Plan, banks: Banks, weights: WeightSource, made: Made) -> Subject:
+        index, shape, group = plan.admission.facts.index or 0, banks.shape, banks.layout.group
         experts = chosen(shape.experts, index)
         inner, outer = word(shape.intermediate, index), word(shape.hidden, index + 1)
-        read: dict[int, AwqExpert] = {}
-        for expert in experts:
-            found = read_columns(weights, expert, banks.layout.group, inner, outer)
-            read[expert] = AwqExpert(
-                *(Decoded.of(part, banks.layout.group) for part in (found.gate, found.up, found.down))
-            )
-        x, router = made
-        ids = slots(experts, *router.shape)
-        return cls(
-            plan, banks, experts, x, torch.from_numpy(ids).to(x.device), router, inner, outer,
-            Reference(read.__getitem__, shape.experts),
-        )  # fmt: skip
+        read = {expert: read_columns(weights, expert, group, inner, outer) for expert in experts}
+        columns = Columns(
+            *({expert: decoded(getattr(found, name), group) for expert, found in read.items()} for name in MATRICES)
+        )
+        ids = slots(experts, *made.factors.shape)
+        on_device = torch.from_numpy(ids).to(banks.device)
+        return cls(plan, banks, made, experts, ids, on_device, inner, outer, columns.of(made.rows, made.dtype))
 
     def prove(self, route: PlannedRoute, backend: Backend, space: Workspace | None) -> Proof:
         """Run every version that the route can reach, and judge it. What a kernel raises is the proof's error."""
@@ -168,10 +178,10 @@ class Subject:
 
     def _run(self, tokens: int, backend: Backend, space: Workspace | None) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """One call on outputs of NaN: activations (M, k, I), some columns of the output; is NaN nowhere?"""
-        x = self.x[:tokens]
+        x = self.made.x[:tokens]
         inner = x.new_full((tokens, self.ids.shape[1], self.banks.shape.intermediate), torch.nan)
         out = torch.full_like(x, torch.nan)
-        backend.run(self.banks, Call(x, self.ids[:tokens], self.weights[:tokens], out, inner), space)
+        backend.run(self.banks, Call(x, self.ids[:tokens], self.made.weights[:tokens], out, inner), space)
         # NaN in the activations would make the expected output NaN too: it is looked for in all of both
         lost = torch.isnan(inner).any() | torch.isnan(out).any()
         return inner.float().cpu(), out[:, self.outer.start : self.outer.stop].float().cpu(), not lost
@@ -181,14 +191,13 @@ class Subject:
         if not whole:
             return inf, inf
         tokens, given = len(out), inner.numpy()
-        ids, weights = self.ids[:tokens].cpu().numpy(), self.weights[:tokens].cpu().numpy()
-        x = self.x[:tokens].float().cpu().numpy()
-        dtype = self.plan.admission.facts.activations or "float16"
-        answer = self.reference.answer(x, ids.astype(np.int64), weights, dtype, given)
-        full = replace(answer, terms=(self.banks.shape.hidden, self.banks.shape.intermediate))
-        columns = given[:, :, self.inner.start : self.inner.stop].astype(np.float64)
+        factors = self.made.factors[:tokens]
         with np.errstate(all="ignore"):
-            return judge_w13(full, columns, FACTOR), judge_out(full, out.numpy().astype(np.float64), weights, FACTOR)
+            answer = self.expected.answer(self.chosen[:tokens], factors, given)
+            columns = given[:, :, self.inner.start : self.inner.stop].astype(np.float64)
+            return judge_w13(answer, columns, FACTOR), judge_out(
+                answer, out.numpy().astype(np.float64), factors, FACTOR
+            )
 
 
 def chosen(experts: int, index: int) -> tuple[int, ...]:
@@ -210,21 +219,11 @@ def slots(experts: tuple[int, ...], tokens: int, top_k: int) -> np.ndarray[tuple
     return ids
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """A matrix of the reference that is decoded once, for all calls of a proof."""
-
-    whole: Floats
-
-    @classmethod
-    def of(cls, codes: Codes, group: int) -> Decoded:
-        """From the codes of a source."""
-        arrays = (codes.codes.cpu().numpy(), codes.zeros.cpu().numpy(), codes.scales.cpu().numpy())
-        every = slice(None)
-        return cls(CodedMatrix(*arrays, np.arange(len(codes.codes)) // group).weights(every, every))
-
-    def weights(self, rows: slice, columns: slice) -> Floats:
-        return self.whole[rows, columns]
+def decoded(codes: Codes, group: int) -> Floats:
+    """Weights of a source's codes, in FP64."""
+    arrays = (codes.codes.cpu().numpy(), codes.zeros.cpu().numpy(), codes.scales.cpu().numpy())
+    every = slice(None)
+    return CodedMatrix(*arrays, np.arange(len(codes.codes)) // group).weights(every, every)
 
 
 def versions(route: PlannedRoute, backend: Backend, banks: Banks, top_k: int) -> tuple[int, ...]:

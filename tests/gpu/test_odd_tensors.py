@@ -143,5 +143,6 @@ def test_a_captured_odd_call_is_on_record(layers, graph_of, tmp_path) -> None:
     open_routes = subject.layer.plan.reachable(2)
     assert [(route.name, route.call.alignment if route.call else None) for route in open_routes] == [
         ("grouped_decode", 16),
+        ("native_decode", 16),
         ("legacy", None),
     ]

@@ -31,7 +31,11 @@ def volta(case: Case) -> tuple[Step, ...]:
 def launcher(layers) -> Launcher:
     """The kernels, if Volta's step is among them."""
     found = layers.machine().backends["grouped"].launcher("cuda:0")
-    there = {i.version.architecture for i in found.images.installed.images if ("step", "volta") in i.version.axes}
+    there = {
+        i.version.architecture
+        for i in getattr(found.images, "installed", found.images).images
+        if ("step", "volta") in i.version.axes
+    }
     if found.architecture not in there:
         pytest.skip(f"the build has no version step=volta for {found.architecture}: it is no test build (--tests)")
     return found

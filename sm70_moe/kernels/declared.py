@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from math import lcm
+from pathlib import Path
 from types import MappingProxyType
 
 from sm70_moe.kernels.capability import Capability, Reads, Span
@@ -61,6 +62,9 @@ SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The CUDA sources of a native backend, or of an option of one: all must be there."""
 
+OWN = Path(__file__).with_name("cuda")
+"""The package's own sources, whatever folder a build is made from: what is kept of them holds for the process."""
+
 
 def declared(name: str) -> Capability | None:
     """What a built-in backend, or an option of one, runs, sizes left out; None if it has no kernels."""
@@ -73,10 +77,9 @@ def capability(name: str) -> Capability | None:
     found = declared(name)
     if found is None or name not in SOURCES:
         return found
-    from sm70_moe.kernels.build import SOURCES as FOLDER
     from sm70_moe.kernels.build.manifest import load_manifest
 
-    manifests = [load_manifest(FOLDER / f"{source}.toml") for source in SOURCES[name]]
+    manifests = [load_manifest(OWN / f"{source}.toml") for source in SOURCES[name]]
     multiples: dict[str, int] = {}
     most: dict[str, int] = {}
     for manifest in manifests:

@@ -24,4 +24,6 @@ def flags(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     value = VALUES[request.param]
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    if request.param == "off":  # it steps back for a 0 of the others, and is looked up all the same
+        monkeypatch.setenv("SM70_MOE_NATIVE_DECODE", "0")
     return request.param

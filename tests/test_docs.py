@@ -53,7 +53,8 @@ def test_readme_lists_every_command() -> None:
 def test_readme_shows_what_explain_prints() -> None:
     """The lines of the example are lines of the real output for 48 layers on a V100."""
     build = fake_build()
-    kernels = {"qpn": frozenset({"sm_70"}), "grouped": frozenset({"sm_70"}), "indexed": frozenset[str]()}
+    native = dict.fromkeys(("decode", "qpn", "grouped"), frozenset({"sm_70"}))
+    kernels = {**native, "indexed": frozenset[str]()}
     machine = fake_machine(build=replace(build, backends=kernels))
     groups = list(
         collapse(
@@ -66,7 +67,7 @@ def test_readme_shows_what_explain_prints() -> None:
     example = next(b for b in blocks("README.md", "console") if "explain ./checkpoint" in b).splitlines()[1:]
     for line in example:
         if line.startswith("memory"):
-            assert line.split(", scratch")[0] in "\n".join(real)
+            assert line.split(", workspace")[0] in "\n".join(real)
         elif line != "  ...":
             assert line in real
 

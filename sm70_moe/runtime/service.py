@@ -327,11 +327,17 @@ class AdmissionService:
 
 def wants_native(policies: Iterable[Policy], settings: Settings) -> bool:
     """Is any native feature not switched off? With `0` the build is not even looked up."""
-    return any(
-        feature.native and flag.state is not FlagState.OFF
-        for policy in policies
-        for feature, flag in zip(policy.features.values(), settings.flags(policy).values(), strict=True)
-    )
+    return any(wanted for policy in policies for wanted in native_features(policy, settings))
+
+
+def native_features(policy: Policy, settings: Settings) -> Iterator[bool]:
+    """For each native feature: may it be admitted? One that is unset does not step in for what is switched off."""
+    flags = settings.flags(policy)
+    for name, feature in policy.features.items():
+        if feature.native:
+            off = any(flags[other].state is FlagState.OFF for other in feature.unless_off)
+            state = flags[name].state
+            yield state is FlagState.REQUIRE or (state is FlagState.AUTO and not off)
 
 
 def refusal(admission: Admission, decisions: Iterable[Decision]) -> AdmissionRefused:

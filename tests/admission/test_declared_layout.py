@@ -179,7 +179,7 @@ def test_all_flags_at_1_are_admitted_for_each_kind_of_metadata() -> None:
     for kind, policy in KINDS.items():
         admission = admitted(policy, settings(dict.fromkeys(SIX, "1")))
         assert admission.refused == ()
-        assert len(admission.routes) == 5
+        assert len(admission.routes) == 6
         assert admission.layout is not None
         assert admission.layout.metadata == ("4-byte" if kind == "open" else kind)
 
@@ -205,7 +205,7 @@ def test_a_range_that_the_backend_does_not_run_is_a_fault_of_the_policy(
     lines = Path(FIRST.origin).read_text().splitlines()
     line = lines.index(old) + 1
     (problem,) = [p for p in caught.value.problems if "tokens" in p.split(":")[2]]
-    assert problem.startswith(f"EDITED:{line}: route[2].tokens: found ")
+    assert problem.startswith(f"EDITED:{line}: route[1].tokens: found ")
     assert f"accepted {accepted} tokens, which backend {backend} runs" in problem
 
 
@@ -252,7 +252,7 @@ class Declared:
 
 def test_a_plug_in_without_kernels_for_the_device_is_not_admitted() -> None:
     """`can` says None: it has no kernels there, so that no call may be sent to it."""
-    mine = edited(('backend = "grouped"', 'backend = "mine"'), backends=("qpn", "indexed", "legacy", "mine"))
+    mine = edited(('backend = "grouped"', 'backend = "mine"'), backends=("decode", "qpn", "indexed", "legacy", "mine"))
     decision = admitted(mine, settings(), with_backend("mine", None)).decision("grouped_decode")
     assert decision.outcome is Outcome.FELL_BACK
     (finding,) = decision.obstacles

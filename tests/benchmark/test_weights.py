@@ -9,7 +9,6 @@ import torch
 from sm70_moe.benchmark.weights import HEADROOM, how_many, random_banks, reference_of
 from sm70_moe.errors import BackendError
 from sm70_moe.evidence.trial import Inputs, Trial
-from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
@@ -29,7 +28,7 @@ def test_the_reference_reads_what_is_in_them(metadata: str, order: str, interlea
     banks = random_banks(layout(metadata, order, interleaved), SHAPE, "cpu", 3)
     banks.require_complete()
     call = Inputs.random(3, 4, hidden=128, experts=40, seed=1)
-    run = lambda *given: LegacyBackend().run(banks, Call(*given))  # noqa: E731  # five arguments, passed on
+    run = lambda given: LegacyBackend().run(banks, given)  # noqa: E731  # the banks bound
     assert Trial("legacy", "legacy", run, reference_of(banks), 64).judge(call).ok
 
 

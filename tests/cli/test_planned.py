@@ -28,7 +28,7 @@ def planned(name: str, architecture: str) -> Planned:
         (FIRST, True, True),
         ("qwen3-next-80b-a3b-awq-tp4", True, True),
         ("sample-awq-tp2", True, True),
-        (LARGE_GROUPS, False, False),
+        (LARGE_GROUPS, True, False),
     ],
 )
 def test_shipped_policies(name: str, one: bool, option: bool, architecture: str) -> None:
@@ -40,10 +40,11 @@ def test_shipped_policies(name: str, one: bool, option: bool, architecture: str)
     assert found.has_option(FUSED) is option
 
 
-def test_other_gpus_have_no_native_route() -> None:
-    """The contract names the architectures; the portable route takes what is left."""
-    assert "legacy_single_token" in planned(FIRST, "sm_80").unpredicted(1)
-    assert "legacy" in planned(FIRST, "sm_80").unpredicted(4)
+def test_other_gpus_have_the_route_of_any_layer() -> None:
+    """The contract names the architectures of its own routes; `native_decode` asks for its kernels only."""
+    found = planned(FIRST, "sm_80")
+    assert [found.unpredicted(tokens) for tokens in (1, 4, 8)] == ["", "", ""]
+    assert "legacy" in found.unpredicted(9)
 
 
 def test_routes_are_options_of_nothing() -> None:

@@ -133,6 +133,8 @@ def policy_file(folder: Path, *changes: tuple[str, str]) -> Path:
 
 FUSED_FEATURE = r"(?ms)^\[features.fused_decode\].*?\n\n"
 QPN_FEATURE, QPN_ROUTE = r"(?ms)^\[features.qpn_m1\].*?\n\n", r'(?ms)^\[\[route\]\]\nname    = "qpn_m1".*?\n\n'
+NATIVE_FEATURE = r"(?ms)^\[features.native_decode\].*?\n\n"
+NATIVE_ROUTE = r'(?ms)^\[\[route\]\]\nname    = "native_decode".*?\n\n'
 EVIDENCE = r"(?ms)^\[\[evidence\]\].*"
 
 
@@ -159,7 +161,8 @@ def test_whole_model_is_the_first_contracts_on_v100s(command, fitted: Path) -> N
 
 def test_policy_without_a_route_for_one_token(command, fitted: Path, tmp_path: Path) -> None:
     """Numbers of tokens that take no native route have no numbers; an option that is not there has no line."""
-    own = policy_file(tmp_path, (FUSED_FEATURE, ""), (QPN_FEATURE, ""), (QPN_ROUTE, ""), (EVIDENCE, ""))
+    gone = (FUSED_FEATURE, QPN_FEATURE, QPN_ROUTE, NATIVE_FEATURE, NATIVE_ROUTE, EVIDENCE)
+    own = policy_file(tmp_path, *((part, "") for part in gone))
     arguments = ("predict", "--kernels", BUILD, "--fitted", fitted, "--policy", own)
     ended = command(*arguments, "--tokens", "1,2")
     assert ended.code == 0, ended.err
@@ -187,7 +190,7 @@ def test_one_launch_only_as_an_option(command, fitted: Path, tmp_path: Path) -> 
 
 def test_policy_that_is_not_for_this_gpu(command, fitted: Path, tmp_path: Path) -> None:
     """Its plan takes the portable route for everything."""
-    own = policy_file(tmp_path, ('"sm_70", "sm_90"', '"sm_90"'))
+    own = policy_file(tmp_path, ('"sm_70", "sm_90"', '"sm_90"'), (NATIVE_FEATURE, ""), (NATIVE_ROUTE, ""))
     arguments = ("predict", "--kernels", BUILD, "--fitted", fitted, "--policy", own)
     ended = command(*arguments)
     assert ended.code == 2

@@ -42,9 +42,9 @@ def test_verify_exits_1_for_a_wrong_kernel(command, monkeypatch: pytest.MonkeyPa
     """A backend that is off by one part in 500 is caught."""
     right = LegacyBackend.run
 
-    def wrong(self, banks, x, ids, weights, out, intermediate=None) -> None:
-        right(self, banks, x, ids, weights, out, intermediate)
-        out.mul_(1.002)
+    def wrong(self, banks, call, space=None) -> None:
+        right(self, banks, call, space)
+        call.out.mul_(1.002)
 
     monkeypatch.setattr(LegacyBackend, "run", wrong)
     ended = command("verify", TINY, "--tokens", "2")

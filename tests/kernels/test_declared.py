@@ -20,7 +20,7 @@ PAIRS = [(name, source) for name, sources in SOURCES.items() for source in sourc
 
 def test_native_rows_are_the_declared_ones() -> None:
     """A row of steps for each declared native backend or option, with its sources and capability; no other."""
-    assert set(STEPS) == set(SOURCES) == {"qpn", "grouped", FUSED}
+    assert set(STEPS) == set(SOURCES) == {"decode", "qpn", "grouped", FUSED}
     assert {option for options in OPTIONS.values() for option in options} == {FUSED}
     for name, route in STEPS.items():
         assert route.sources == SOURCES[name]

@@ -13,7 +13,7 @@ from sm70_moe.kernels.portable.legacy import LegacyBackend
 from sm70_moe.kernels.protocol import Backend, Broken
 from sm70_moe.kernels.registry import MEMBERS, Registry, load
 
-BUILT_IN = ("legacy", "qpn", "grouped", "indexed")
+BUILT_IN = ("legacy", "decode", "qpn", "grouped", "indexed")
 
 
 class Point:
@@ -42,7 +42,7 @@ def broken(point: Point) -> Broken:
 
 
 def test_built_in_backends() -> None:
-    """The four built-in ones are there, keep the protocol and answer to their names."""
+    """The built-in ones are there, keep the protocol and answer to their names."""
     found = Registry().load([])
     assert tuple(found) == BUILT_IN
     for name, backend in found.items():
@@ -50,7 +50,7 @@ def test_built_in_backends() -> None:
         assert backend.name == name
         assert backend.native is (name != "legacy")
     readable = {name: ability.reads.orders for name, one in found.items() if (ability := one.can("sm_70"))}
-    assert readable == {key: {"tile32x8", "octet32"} for key in ("legacy", "qpn", "grouped")}
+    assert readable == {key: {"tile32x8", "octet32"} for key in ("legacy", "decode", "qpn", "grouped")}
     assert {name for name, one in found.items() if one.can("cpu")} == {"legacy"}
 
 

@@ -31,9 +31,9 @@ def test_alike_ranks_agree() -> None:
 @pytest.mark.parametrize(
     ("other", "field", "disputed"),
     [
-        (plan({"qpn_m1": "0"}), "flags.qpn_m1", ("qpn_m1",)),
-        (plan(build="missing"), "build", ("grouped_decode", "indexed_prefill", "qpn_m1")),
-        (plan(experts=256), "facts.experts", ("grouped_decode", "indexed_prefill", "qpn_m1")),
+        (plan({"qpn_m1": "0"}), "flags.qpn_m1", ("native_decode", "qpn_m1")),
+        (plan(build="missing"), "build", ("grouped_decode", "indexed_prefill", "native_decode", "qpn_m1")),
+        (plan(experts=256), "facts.experts", ("grouped_decode", "indexed_prefill", "native_decode", "qpn_m1")),
     ],
     ids=["flag", "build", "fact"],
 )
@@ -126,6 +126,7 @@ def test_alike_layers_and_ranks_are_one_difference() -> None:
     verdict = reconcile([usual, odd, usual, odd])
     assert [(o.ranks, len(o.layers), o.difference.field) for o in verdict.odds] == [
         ((1, 3), 48, "flags.qpn_m1"),
+        ((1, 3), 48, "outcomes.native_decode"),
         ((1, 3), 48, "outcomes.qpn_m1"),
         ((1, 3), 48, "routes"),
     ]

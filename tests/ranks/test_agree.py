@@ -12,7 +12,7 @@ import pytest
 
 SCRIPT = Path(__file__).parent / "four_ranks.py"
 LAYER = "model.layers.0.mlp.experts"
-NATIVE = ["qpn_m1", "legacy_single_token", "grouped_decode", "indexed_prefill", "legacy"]
+NATIVE = ["qpn_m1", "grouped_decode", "native_decode", "legacy_single_token", "indexed_prefill", "legacy"]
 
 
 TOGETHER = ("same", "flag", "build", "strict", "require", "wide", "refuses", "agrees", "breaks")
@@ -50,12 +50,17 @@ def test_alike_ranks_keep_their_plan(came: dict[str, Came]) -> None:
 @pytest.mark.parametrize(
     ("scenario", "odd", "routes", "reasons"),
     [
-        ("flag", 2, NATIVE[1:], {"qpn_m1": ["FLAG_OFF"]}),
+        (
+            "flag",
+            2,
+            [name for name in NATIVE if name not in ("qpn_m1", "native_decode")],
+            {"qpn_m1": ["FLAG_OFF"], "native_decode": ["FLAG_OFF"]},
+        ),
         (
             "build",
             3,
             ["legacy_single_token", "legacy"],
-            {key: ["BUILD_MISSING"] for key in ("qpn_m1", "grouped_decode", "indexed_prefill")},
+            {key: ["BUILD_MISSING"] for key in ("qpn_m1", "grouped_decode", "indexed_prefill", "native_decode")},
         ),
     ],
 )
@@ -98,7 +103,7 @@ def test_48_layers_name_every_odd_rank_and_its_first_fields(came: dict[str, Came
         f"rank 2: {layers}: flags.qpn_m1 is 'require', 'auto' on rank 0; "
         f"rank 3: {layers}: build is None, 'fake-build' on rank 0, "
         "outcomes.grouped_decode is 'fell back', 'admitted' on rank 0, "
-        "outcomes.indexed_prefill is 'fell back', 'admitted' on rank 0, and 2 more fields"
+        "outcomes.indexed_prefill is 'fell back', 'admitted' on rank 0, and 3 more fields"
     )
 
 

@@ -127,7 +127,7 @@ def test_policy_file_drift(tmp_path: Path) -> None:
     shutil.copy(policies_folder() / f"{FIRST.name}.toml", path)
     service = AdmissionService(settings(), policy=str(path), machine=fake_machine())
     assert all(f.status is not Status.FAIL for f in service.drift())
-    path.write_text(path.read_text().replace("revision = 1", "revision = 2"))
+    path.write_text(path.read_text().replace("revision = 2", "revision = 3"))
     assert [f.reason for f in service.drift() if f.status is Status.FAIL] == [Reason.POLICY_CHANGED]
     path.unlink()
     assert [f.observed for f in service.drift() if f.status is Status.FAIL] == [None]
@@ -140,7 +140,7 @@ def test_drift_raises_only_where_the_policy_says_so(tmp_path: Path) -> None:
         text = (policies_folder() / f"{FIRST.name}.toml").read_text()
         path.write_text(text.replace('drift        = "warn"', f'drift        = "{word}"'))
         service = AdmissionService(settings(), policy=str(path), machine=fake_machine())
-        path.write_text(path.read_text().replace("revision = 1", "revision = 2"))
+        path.write_text(path.read_text().replace("revision = 2", "revision = 3"))
         if raises:
             with pytest.raises(DriftError) as error:
                 service.close()

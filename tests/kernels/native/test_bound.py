@@ -270,7 +270,7 @@ def test_sizes_that_no_kernel_takes() -> None:
 def test_scratch_that_is_announced(backend: NativeBackend) -> None:
     """Activations of the call, and what the kernels keep."""
     shape = BankShape(EXPERTS, HIDDEN, INNER)
-    assert [backend.workspace(shape, TOP_K, tokens) for tokens in (0, 1, 8)] == [0, 640, 1536]
+    assert [backend.workspace(shape, TOP_K, tokens) for tokens in (0, 1, 8)] == [0, 1024, 1536]
 
 
 def test_a_refused_launch(backend: NativeBackend, driver: FakeDriver) -> None:

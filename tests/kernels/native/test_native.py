@@ -24,9 +24,9 @@ def test_declared() -> None:
     assert backend.check(LayerFacts(layer="a")) == ()
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, 3200), (8, 25600), (128, 409600)])
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, 3584), (8, 25600), (128, 409600)])
 def test_scratch_is_the_intermediate(tokens: int, expected: int) -> None:
-    """M x 10 x 160 FP16 numbers for the first contract."""
+    """M x 10 x 160 FP16 numbers for the first contract, in whole blocks of 512 bytes."""
     assert NativeBackend("grouped").workspace(CONTRACT, 10, tokens) == expected
 
 

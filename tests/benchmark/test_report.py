@@ -89,8 +89,9 @@ def test_a_short_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_of_kernels_below_the_working_folder(rehearse) -> None:
     """It does not look like a path, but settings say that it is one."""
     stage = rehearse("sm_90", SM70_MOE_KERNELS="ann/own")
-    result = run(stage.plan, SMALL, stage.place, "ann/own: no native build", lambda what: None)
-    text = json.dumps(reported(result, stage.plan, "ann/own: no native build"))
+    told = f"{stage.plan.admission.settings.kernels}: no native build"  # settings mean the place, wherever one goes
+    result = run(stage.plan, SMALL, stage.place, told, lambda what: None)
+    text = json.dumps(reported(result, stage.plan, told))
     assert "<path>: no native build" in text
     assert "ann/own" not in text
 

@@ -33,7 +33,7 @@ def test_alike_ranks_agree() -> None:
     [
         (plan({"qpn_m1": "0"}), "flags.qpn_m1", ("native_decode", "qpn_m1")),
         (plan(build="missing"), "build", ("grouped_decode", "indexed_prefill", "native_decode", "qpn_m1")),
-        (plan(experts=256), "facts.experts", ("grouped_decode", "indexed_prefill", "native_decode", "qpn_m1")),
+        (plan(experts=256), "facts.experts", ("grouped_decode", "indexed_prefill", "qpn_m1")),
     ],
     ids=["flag", "build", "fact"],
 )

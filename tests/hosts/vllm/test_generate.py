@@ -134,12 +134,12 @@ def test_what_the_ranks_fall_back_to_is_what_runs(
 ):
     """Where other ranks lack a route, the agreed plan replaces the service's own before banks are made."""
     from sm70_moe.engines.vllm import engine as module
-    from sm70_moe.plan.agreement import without
+    from sm70_moe.plan.agreement import Lack, without
 
     monkeypatch.setattr(module, "rank_group", lambda: "a group")
     monkeypatch.setattr(
         "sm70_moe.runtime.service.agree",
-        lambda plans, group, *, seconds: tuple(without(p, ["legacy_single_token"]) for p in plans),
+        lambda plans, group, *, seconds: tuple(without(p, [Lack(1, p.layer, "legacy_single_token")]) for p in plans),
     )
     llm = engine(experts_only.write(tmp_path / "m"))
     methods = [m.quant_method for m in model(llm).modules() if type(m).__name__ == "RoutedExperts"]

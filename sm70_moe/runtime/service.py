@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from sm70_moe.policy import Policy, choose_policy, read_operator
 from sm70_moe.record.journal import Journal
 from sm70_moe.record.sink import Sink, Sinks
 from sm70_moe.runtime.kernels import Kernels
+from sm70_moe.runtime.summary import Summary
 from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
 
@@ -40,19 +40,6 @@ if TYPE_CHECKING:
     from sm70_moe.runtime.layer import MoELayer
     from sm70_moe.runtime.making import Maker
     from sm70_moe.runtime.proof import Proof
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Over all layers so far: how many each feature was admitted for, and how many can run at all."""
-
-    layers: int
-    supported: int
-    admitted: dict[str, int]
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{name} {count}/{self.layers}" for name, count in self.admitted.items())
-        return f"supported {self.supported}/{self.layers}; admitted {counts or 'nothing'}"
 
 
 class AdmissionService:

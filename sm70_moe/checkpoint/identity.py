@@ -16,6 +16,8 @@ from sm70_moe.numbers.formats import ACT_ORDER, CODE_KINDS, FORMATS, WEIGHT, fin
 from sm70_moe.regular import regular
 
 FLOATS = ("F16", "BF16", "F32")
+INDEX_CODES = {"I32": "i", "I64": "q"}
+"""How `array` calls the integers of row groups."""
 INDEX_KINDS = frozenset(form.index.kind for form in FORMATS if form.index)
 
 
@@ -59,10 +61,10 @@ def _with_order(found: Quantization, tails: Tails, census: Census, headers: Head
 
 def _permuted(headers: Headers, entry: TensorEntry, group: int) -> bool:
     """Is the group of each row another than row // group? `check` refuses another dtype or shape."""
-    if entry.dtype != "I32" or not entry.shape or group < -1 or group == 0:
+    if entry.dtype not in INDEX_CODES or not entry.shape or group < -1 or group == 0:
         return False
     rows, (path, start) = entry.shape[-1], headers.place(entry)
-    values = array("i")
+    values = array(INDEX_CODES[entry.dtype])
     try:
         with regular(path) as file:
             file.seek(start)
@@ -70,7 +72,7 @@ def _permuted(headers: Headers, entry: TensorEntry, group: int) -> bool:
     except EOFError as error:
         raise CheckpointError(f"{path}: changed since its header was read: {error}") from error
     size = matrix_group(group, rows)
-    return values != array("i", (row // size for row in range(rows)))
+    return values != array(values.typecode, (row // size for row in range(rows)))
 
 
 def _first(tails: Tails, census: Census, kinds: frozenset[str]) -> list[TensorEntry]:

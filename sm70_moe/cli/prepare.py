@@ -207,4 +207,6 @@ def one(
         except OSError as error:
             raise SettingsError(f"{found.file}: cannot be written: {error.strerror or error}") from error
         report.written.append(found.file.name)
+        for text in source.remarks:
+            typer.echo(f"note: {text}", err=True)
     report.nbytes += found.file.stat().st_size

@@ -18,8 +18,9 @@ from sm70_moe.errors import BackendError, CheckpointError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import matrix_group
 from sm70_moe.numbers.codes import Codes, ExpertCodes
-from sm70_moe.numbers.decoding import DTYPES, decode, half
+from sm70_moe.numbers.decoding import DTYPES, decode, turned
 from sm70_moe.numbers.formats import Axis, Format, Part, Spans, find
+from sm70_moe.numbers.scales import half, vanished_text
 from sm70_moe.reading.reading import MISLABELLED
 from sm70_moe.reading.shard import Share, covering_groups, source_groups
 
@@ -77,7 +78,8 @@ class Arrivals:
     """Checks a layer's tensors one by one, and remembers which have come.
 
     `names` are the checkpoint's names of the matrices, `facts` say what the layer is. The caller
-    keeps what `take` returns and hands it to `ArrivedSource`.
+    keeps what `take` returns and hands it to `ArrivedSource`. `vanished` are the tensors with scales
+    that became 0, no weight changed, and how many of them did.
     """
 
     def __init__(self, facts: LayerFacts, names: Mapping[str, str]) -> None:
@@ -88,6 +90,7 @@ class Arrivals:
         # once and not for each of a model's 200,000 tensors
         self._own = {matrix: self.parts.own(matrix) for matrix in MATRICES}
         self._whole = {matrix: self.parts.whole(matrix) for matrix in MATRICES}
+        self.vanished: list[tuple[str, int]] = []
         self._come: set[tuple[int, str, str]] = set()
 
     def take(self, expert: int, matrix: str, kind: str, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -104,7 +107,14 @@ class Arrivals:
             raise CheckpointError(f"tensor {name} came twice; accepted is once")
         self._come.add((local, matrix, kind))
         cut = tensor[tuple(slice(s.start, s.stop) for s in part.spans(self._own[matrix]))]
-        return half(f"tensor {name}", cut) if part is self.parts.form.scales else cut
+        return self._scales(name, cut, self._own[matrix]) if part is self.parts.form.scales else cut
+
+    def _scales(self, name: str, stored: torch.Tensor, spans: Spans) -> torch.Tensor:
+        part = self.parts.form.scales
+        found, vanished = half(f"tensor {name}", turned(part, stored), spans[Axis.GROUP].start, spans[Axis.N].start)
+        if vanished:
+            self.vanished.append((f"tensor {name}", vanished))
+        return turned(part, found)
 
     def name(self, expert: int, matrix: str, kind: str) -> str:
         return f"{self.layer}.{expert}.{self.names[matrix]}.{kind}"
@@ -164,6 +174,11 @@ class ArrivedSource:
     @property
     def experts(self) -> int:
         return len(self.arrivals.parts.share.experts)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is worth saying of the values that came."""
+        return vanished_text(self.arrivals.vanished)
 
     def read(self, expert: int, group: int) -> ExpertCodes:
         """Codes of this rank's `expert`; raises BackendError for a group that does not fit."""

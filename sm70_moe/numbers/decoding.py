@@ -11,12 +11,22 @@ from sm70_moe.numbers.codes import Codes
 from sm70_moe.numbers.formats import VALUES, Axis, Format, Part
 from sm70_moe.numbers.rows import Rows
 from sm70_moe.numbers.rowwords import reordered, transposed
+from sm70_moe.numbers.scales import half
 from sm70_moe.numbers.words import pack, unpack
 
 SYMMETRIC_ZERO = 8
 """What a file without zeros means: codes 0..15 stand for -8..7."""
 
-DTYPES = {"I32": torch.int32, "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 
 WHOLE_WORD = 2**32
 
@@ -25,7 +35,8 @@ def decode(form: Format, tensors: Mapping[str, torch.Tensor], groups: tuple[int,
     """One matrix's codes, with row j of zeros and scales taken from row `groups[j]` of the source.
 
     `tensors` are by kind; zeros that are not there stand for 8. Raises CheckpointError, naming the
-    tensor after `name`, for another dtype and for scales that FP16 cannot hold.
+    tensor after `name`, for another dtype and for BF16 scales that `scales.half` refuses; FP16 ones are
+    taken as they are, their values are the caller's to look at.
     """
     zeros, scales = decode_groups(form, tensors, groups, name)
     return Codes(unpack_part(form.codes, tensors[form.codes.kind]).contiguous(), zeros, scales)
@@ -50,8 +61,9 @@ def decode_groups(
     """Zeros and scales of one matrix; the dtypes of all of its tensors are checked."""
     for part in (form.codes, form.zeros, form.scales):
         _require_dtype(f"{name}{part.kind}", tensors.get(part.kind), part)
-    stored = turned(form.scales, tensors[form.scales.kind])
-    scales = half(f"{name}{form.scales.kind}", stored)
+    scales = turned(form.scales, tensors[form.scales.kind])
+    if scales.dtype is not torch.float16:
+        scales, _ = half(f"{name}{form.scales.kind}", scales)
     words = tensors.get(form.zeros.kind)
     if words is None:
         zeros = torch.full_like(scales, SYMMETRIC_ZERO, dtype=torch.uint8)
@@ -92,25 +104,6 @@ def pack_part(part: Part, values: torch.Tensor) -> torch.Tensor:
 def turned(part: Part, values: torch.Tensor) -> torch.Tensor:
     """Stored order of the dimensions to (rows or groups, columns), or back."""
     return values.transpose(-2, -1) if part.dims[0].axis is Axis.N else values
-
-
-def half(name: str, scales: torch.Tensor) -> torch.Tensor:
-    """Scales in FP16. BF16 ones are rounded, which is exact from 2^-14 to 65504.
-
-    Raises CheckpointError for a finite scale beyond FP16 and for one that would become zero: a
-    smaller step than FP16's smallest would wipe out its whole group.
-    """
-    if scales.dtype is torch.float16:
-        return scales
-    found = scales.to(torch.float16)
-    for lost, fault in (
-        (found.isinf() & scales.isfinite(), "too large for FP16, which ends at 65504"),
-        ((found == 0) & (scales != 0), "too small for FP16, which would make it 0"),
-    ):
-        if lost.any():
-            example = scales[lost][0].item()
-            raise CheckpointError(f"{name}: {int(lost.sum())} of {lost.numel()} scales, such as {example}, are {fault}")
-    return found
 
 
 def _add(words: torch.Tensor, number: int) -> torch.Tensor:

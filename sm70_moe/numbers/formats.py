@@ -63,6 +63,9 @@ K, N, GROUP = Dim(Axis.K), Dim(Axis.N), Dim(Axis.GROUP)
 K_WORDS, N_WORDS = Dim(Axis.K, VALUES), Dim(Axis.N, VALUES)
 WORD = ("I32",)
 FLOATS = ("F16", "BF16")
+INDICES = ("I32", "I64")
+INTEGERS = ("I64", "I32", "I16", "U64", "U32", "U16")
+"""Of tensors that are only compared: two numbers are two numbers, whatever integers a writer chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ GPTQ_V2 = Format(
     zeros=Part("qzeros", WORD, (GROUP, N_WORDS), STRAIGHT),
     scales=Part("scales", FLOATS, (GROUP, N)),
     zeros_always=True,
-    index=Part("g_idx", WORD, (K,)),
+    index=Part("g_idx", INDICES, (K,)),
 )
 
 GPTQ_V1 = Format(
@@ -164,8 +167,8 @@ COMPRESSED = Format(
     codes=Part("weight_packed", WORD, (N, K_WORDS), STRAIGHT),
     zeros=Part("weight_zero_point", WORD, (N_WORDS, GROUP), STRAIGHT),
     scales=Part("weight_scale", FLOATS, (N, GROUP)),
-    index=Part("weight_g_idx", WORD, (K,)),
-    sizes=Part("weight_shape", ("I64",), (Dim(Axis.FIXED, 2),)),
+    index=Part("weight_g_idx", INDICES, (K,)),
+    sizes=Part("weight_shape", INTEGERS, (Dim(Axis.FIXED, 2),)),
 )
 
 FORMATS = (AWQ, COMPRESSED, GPTQ_V1, GPTQ_V2)

@@ -57,6 +57,20 @@ class Releasable(Protocol):
         """Let go of it; nothing is read afterwards."""
 
 
+@runtime_checkable
+class Remarking(Protocol):
+    """Has something to say of the values that it read."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences, each with the tensor's name."""
+
+
+def remarks(source: WeightSource) -> tuple[str, ...]:
+    """What a source says of the values that were read."""
+    return source.remarks if isinstance(source, Remarking) else ()
+
+
 def read_rows(source: WeightSource, expert: int, group: int) -> ExpertRows:
     """One expert of any source, packed; what it raises gets the expert's number as a note."""
     try:

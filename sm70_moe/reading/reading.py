@@ -12,9 +12,10 @@ from sm70_moe.checkpoint.checkpoint import CheckpointLayer
 from sm70_moe.checkpoint.headers import Headers
 from sm70_moe.errors import CheckpointError
 from sm70_moe.numbers.codes import Codes
-from sm70_moe.numbers.decoding import decode_rows
+from sm70_moe.numbers.decoding import decode_rows, turned
 from sm70_moe.numbers.formats import Axis, Format, Part, Spans
 from sm70_moe.numbers.rows import Rows
+from sm70_moe.numbers.scales import half
 from sm70_moe.reading.pieces import Files, Piece
 from sm70_moe.reading.shard import covering_groups, source_groups
 
@@ -64,11 +65,16 @@ class MatrixPart:
 
 
 class Reader:
-    """Reads matrices of one layer that `Checkpoint.check` has accepted. Keeps no file open."""
+    """Reads matrices of one layer that `Checkpoint.check` has accepted. Keeps no file open.
+
+    `vanished` are the tensors with scales that became 0, no weight changed, and how many of them did;
+    what is read twice is there twice.
+    """
 
     def __init__(self, headers: Headers, layer: CheckpointLayer) -> None:
         assert layer.form is not None
         self.headers, self.layer, self.form = headers, layer, layer.form
+        self.vanished: list[tuple[str, int]] = []
 
     def matrix(self, files: Files, expert: int, part: MatrixPart, group: int, decode: Decode[Form]) -> Form:
         """One part in the form that `decode` gives, scales and zeros repeated for groups of `group` rows.
@@ -81,6 +87,7 @@ class Reader:
         name = self._name(expert, matrix, "")
         found = {kind: files.read([piece], [name + kind])[0] for kind, piece in self.pieces(expert, part).items()}
         self._check_values(name, matrix, found, rows)
+        self._take_scales(name, found, part)
         decoded = decode(self.form, found, tuple(number - cover.start for number in groups), name)
         self._check_zeros(name, decoded.zeros)
         return decoded
@@ -106,6 +113,7 @@ class Reader:
         found = {kind: files.read([one[kind] for one in pieces], [name + kind for name in names]) for kind in pieces[0]}
         for place, name in enumerate(names):
             self._check_values(name, part.matrix, {kind: several[place] for kind, several in found.items()}, part.rows)
+        self._take_scales(names[0], found, part)
         decoded = decode_rows(self.form, found, tuple(number - part.groups.start for number in groups))
         for name, zeros in zip(names, decoded.zeros, strict=True):
             self._check_zeros(name, zeros)
@@ -137,7 +145,7 @@ class Reader:
         """The row groups must be the plain ones, and the stored sizes those of the other tensors."""
         index, sizes = kind_of(self.form.index), kind_of(self.form.sizes)
         if index in found and not torch.equal(
-            found[index].flatten(), torch.tensor(rows, dtype=torch.int32) // matrix.group
+            found[index].flatten(), torch.tensor(rows, dtype=found[index].dtype) // matrix.group
         ):
             raise CheckpointError(
                 f"{name}{index}: rows are permuted among the groups (act-order); accepted is row // {matrix.group}"
@@ -145,6 +153,15 @@ class Reader:
         if sizes in found and found[sizes].flatten()[-2:].tolist() != [matrix.width, matrix.k]:
             stored = found[sizes].flatten().tolist()
             raise CheckpointError(f"{name}{sizes}: {stored}; the other tensors are of {[matrix.width, matrix.k]}")
+
+    def _take_scales(self, name: str, found: dict[str, torch.Tensor], part: MatrixPart) -> None:
+        """Put FP16 scales, each of them looked at, in the place of the stored ones."""
+        kind, spans = self.form.scales.kind, part.spans
+        stored = turned(self.form.scales, found[kind])
+        scales, vanished = half(name + kind, stored, spans[Axis.GROUP].start, spans[Axis.N].start)
+        found[kind] = turned(self.form.scales, scales)
+        if vanished:
+            self.vanished.append((name + kind, vanished))  # by any of several threads: appending is whole
 
     def _check_zeros(self, name: str, zeros: torch.Tensor) -> None:
         """A symmetric file whose zeros are all off by one is read by the wrong one of two conventions."""

@@ -15,9 +15,10 @@ from sm70_moe.errors import BackendError, CheckpointError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import matrix_group
 from sm70_moe.numbers.codes import ExpertCodes
-from sm70_moe.numbers.decoding import decode, decode_rows
+from sm70_moe.numbers.decoding import decode, decode_rows, turned
 from sm70_moe.numbers.formats import AWQ, VALUES, Axis, Format, Part, Spans
 from sm70_moe.numbers.rows import ExpertRows
+from sm70_moe.numbers.scales import half, vanished_text
 from sm70_moe.reading.pieces import fetch, opened
 from sm70_moe.reading.reading import Decode, Form, MatrixPart, Reader, matrices
 from sm70_moe.reading.shard import Share, covering_groups, source_groups
@@ -65,6 +66,11 @@ class CheckpointSource:
         """Differs for other weights; see `provenance.layer_digest` for what is trusted."""
         layer = self.layer
         return layer_digest(self._reader.headers, layer.name, layer.tails, repr(layer.quantization))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is worth saying of the values that were read so far."""
+        return vanished_text(self._reader.vanished)
 
     def read(self, expert: int, group: int) -> ExpertCodes:
         """Codes of this rank's `expert` (0 is its first).
@@ -221,13 +227,13 @@ class TensorSource:
         w2 = self._checked("w2", expert, lower_spans)
         left, right = range(inner) if left is None else left, range(hidden) if right is None else right
 
-        def half(columns: range) -> Form:
+        def side(columns: range) -> Form:
             cut = {kind: self._cut(kind, tensor, {**outer, Axis.N: columns}) for kind, tensor in w13.items()}
             return decode(self.form, cut, source_groups(0, hidden, upper, group), "w13_")
 
         below = {kind: self._cut(kind, tensor, {**lower_spans, Axis.N: right}) for kind, tensor in w2.items()}
         down = decode(self.form, below, source_groups(self.w2_offset, inner, lower, group), "w2_")
-        return half(left), half(range(inner + left.start, inner + left.stop)), down
+        return side(left), side(range(inner + left.start, inner + left.stop)), down
 
     def _rows(self, matrix: str, expert: int) -> int:
         """K of a matrix by its codes."""
@@ -246,7 +252,10 @@ class TensorSource:
         found = {part: stack[expert] for part, stack in self._stacks(matrix) if stack is not None}
         for part, tensor in found.items():
             _require_shape(f"{matrix}_{part.kind}", tensor, part.shape(spans))
-        return {part.kind: tensor for part, tensor in found.items()}
+        kinds = {part.kind: tensor for part, tensor in found.items()}
+        scales = self.form.scales
+        taken, _ = half(f"{matrix}_{scales.kind} of expert {expert}", turned(scales, kinds[scales.kind]))
+        return {**kinds, scales.kind: turned(scales, taken)}
 
     def _cut(self, kind: str, tensor: torch.Tensor, spans: Spans) -> torch.Tensor:
         part = next(part for part in self.form.all if part.kind == kind)

@@ -128,7 +128,7 @@ class AdmissionService:
         whatever is raised, it is left as it was. Raises AdmissionRefused also for a layer that no
         route can run, and what reading the weights raises.
         """
-        from sm70_moe.reading.offers import release
+        from sm70_moe.reading.offers import release, remarks
         from sm70_moe.runtime.making import Maker
 
         with self._lock:
@@ -137,6 +137,8 @@ class AdmissionService:
         while plan.layout is not None and bank_shape(plan.admission) is not None:
             made = maker.make(plan, weights, device or facts.device or "cpu", self._captured, progress)
             if made.layer is not None:
+                for text in remarks(weights):
+                    self._sinks.event("moe weights", layer=plan.layer, text=text)
                 release(weights)
                 return made.layer
             plan = self._unproven(plan, made.failed)  # takes a route from the plan, at most once each

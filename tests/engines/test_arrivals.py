@@ -134,7 +134,7 @@ def test_symmetric_files_without_zeros_are_complete():
         ("scales", torch.ones(1, INTERMEDIATE, dtype=torch.float16), r"\[1, 320\]; accepted is .* \[2, 320\]"),
         ("scales", torch.ones(2, INTERMEDIATE), "float32"),
         ("qweight", torch.zeros(HIDDEN, INTERMEDIATE // 8, dtype=torch.int64), "int64"),
-        ("scales", torch.full((2, INTERMEDIATE), 1e-9, dtype=torch.bfloat16), "too small for FP16"),
+        ("scales", torch.full((2, INTERMEDIATE), 1e-8, dtype=torch.bfloat16), "too small for FP16"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(kind, tensor, told):

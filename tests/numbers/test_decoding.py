@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sm70_moe.errors import CheckpointError
 from sm70_moe.numbers.codes import Codes
-from sm70_moe.numbers.decoding import decode, encode, half, pack_part, unpack_part
+from sm70_moe.numbers.decoding import decode, encode, pack_part, unpack_part
 from sm70_moe.numbers.formats import AWQ, COMPRESSED, FORMATS, GPTQ_V1, GPTQ_V2, Axis, Format, find
 
 EIGHT = torch.arange(8, dtype=torch.uint8)
@@ -155,34 +155,6 @@ def test_decode_refuses_another_dtype(form: Format, part: str, dtype: str) -> No
         decode(form, stored, (0, 1), "layer.0.")
     assert f"layer.0.{kind}" in str(caught.value)
     assert dtype in str(caught.value)
-
-
-def test_bf16_scales_become_fp16() -> None:
-    """Exactly where FP16 is normal, rounded to the nearest below, negative ones alike."""
-    given = torch.tensor([0.01171875, -1.5, 65280.0, 2.0**-24, 1.375 * 2.0**-23, -0.0], dtype=torch.bfloat16)
-    assert half("", given).tolist() == [0.01171875, -1.5, 65280.0, 2.0**-24, 1.5 * 2.0**-23, 0.0]
-    assert half("", given).dtype is torch.float16
-
-
-@pytest.mark.parametrize(
-    ("scales", "named"),
-    [
-        ([1.0, 65536.0], ["1 of 2", "65536"]),
-        ([-(2.0**20)], ["1 of 1", "too large"]),
-        ([2.0**-26, 1.0, -(2.0**-100)], ["2 of 3", "too small"]),
-    ],
-)
-def test_a_scale_that_fp16_cannot_hold_is_named(scales: list[float], named: list[str]) -> None:
-    """Infinity, or a zero that would wipe out its group, is no rounding."""
-    with pytest.raises(CheckpointError) as caught:
-        half("layer.0.scales", torch.tensor(scales, dtype=torch.bfloat16))
-    assert all(text in str(caught.value) for text in ["layer.0.scales", *named])
-
-
-def test_zero_and_infinite_scales_are_kept() -> None:
-    """A scale of 0 is a group of zeros; what a file holds as infinite is not lost by the conversion."""
-    given = torch.tensor([0.0, float("inf")], dtype=torch.bfloat16)
-    assert half("", given).tolist() == [0.0, float("inf")]
 
 
 def test_formats_are_found_by_name_and_packing() -> None:

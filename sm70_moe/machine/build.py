@@ -23,7 +23,7 @@ class Build:
     is the driver's own text. `sizes` are the geometries that kernels of a backend, or of an option of
     one, were made for; `residencies` what a device holds at once of an option's (a text: why nobody knows).
     `specialiser` compiles on this machine what the build lacks (None: nothing is compiled); `refused` are
-    the `Choice.images` that it could not make.
+    the `Choice.images` that it could not make or that failed their proof, and `exact_id` of the build's own.
     """
 
     id: str
@@ -55,13 +55,17 @@ class Build:
         """
         if not self.images_of(name):
             return Choice()
-        if self.made_for(name, sizes):
+        if self.made_for(name, sizes) and self.exact_id(sizes) not in self.refused:
             return Choice(SPECIALISED, self.id)
         wanted = self.wanted(name, sizes, layer)
         images = images_id(wanted)
         if self.specialiser is not None and images not in self.refused and self.specialiser.can(wanted):
             return Choice(SPECIALISED, images)
         return Choice(RUN_TIME, self.id)
+
+    def exact_id(self, sizes: Mapping[str, int | None]) -> str:
+        """Names the build's kernels for just these sizes."""
+        return f"{self.id} " + " ".join(f"{name}{size}" for name, size in sorted(sizes.items()))
 
     def wanted(self, name: str, sizes: Mapping[str, int | None], layer: Layer | None) -> tuple[Job, ...]:
         """What would be compiled for a layer, with a compiler; nothing where the build has it, or is stale."""

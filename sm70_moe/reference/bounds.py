@@ -105,6 +105,11 @@ def gamma(terms: int, factor: float = 1.0) -> float:
 
 def judge_w13(answer: Answer, intermediate: Floats, factor: float = 1.0) -> float:
     """Bound fraction of the activations (M, k, I) between W13 and W2."""
+    return worst(w13_ratios(answer, intermediate, factor))
+
+
+def w13_ratios(answer: Answer, intermediate: Floats, factor: float = 1.0) -> Floats:
+    """|error| / bound of each activation (M, k, I)."""
     kind, error_per_size = answer.format, gamma(answer.hidden, factor)
     gate, up = answer.gate, answer.up
     dot_gate, dot_up = error_per_size * answer.gate_size, error_per_size * answer.up_size
@@ -115,7 +120,7 @@ def judge_w13(answer: Answer, intermediate: Floats, factor: float = 1.0) -> floa
     exact = activated * up
     carried = np.abs(up) * of_silu + np.abs(activated) * of_up + of_silu * of_up
     near = straddles(kind, gate, dot_gate) | straddles(kind, up, dot_up) | straddles(kind, exact, carried)
-    return fraction(answer.activations, exact, intermediate, final_bound(kind, exact, carried), near, answer.valid)
+    return ratios(answer.activations, exact, intermediate, final_bound(kind, exact, carried), near, answer.valid)
 
 
 def judge_w2(answer: Answer, slots: Floats, factor: float = 1.0) -> float:
@@ -123,7 +128,7 @@ def judge_w2(answer: Answer, slots: Floats, factor: float = 1.0) -> float:
     error = gamma(answer.intermediate, factor) * answer.slot_size
     bound = final_bound(answer.format, answer.slots, error)
     near = straddles(answer.format, answer.slots, error)
-    return fraction(answer.products, answer.slots, slots, bound, near, answer.valid)
+    return worst(ratios(answer.products, answer.slots, slots, bound, near, answer.valid))
 
 
 def judge_sum(answer: Answer, slots: Floats, out: Floats, weights: Floats, factor: float = 1.0) -> float:
@@ -132,17 +137,17 @@ def judge_sum(answer: Answer, slots: Floats, out: Floats, weights: Floats, facto
     sizes = combine(np.abs(slots), np.abs(weights), answer.valid)
     error = gamma(slots.shape[1], factor) * sizes
     bound, near = final_bound(answer.format, total, error), straddles(answer.format, total, error)
-    return fraction(answer.format.round(total), total, out, bound, near, answer.valid.any(axis=1))
+    return worst(ratios(answer.format.round(total), total, out, bound, near, answer.valid.any(axis=1)))
 
 
-def judge_out(answer: Answer, out: Floats, weights: Floats, factor: float = 1.0) -> float:
-    """Bound fraction of the output (M, H) where nobody saw the slots: their bounds are carried through the sum."""
+def out_ratios(answer: Answer, out: Floats, weights: Floats, factor: float = 1.0) -> Floats:
+    """|error| / bound of each output (M, H) where nobody saw the slots: their bounds are carried through the sum."""
     error = gamma(answer.intermediate, factor) * answer.slot_size
     slots = final_bound(answer.format, answer.slots, error)
     live = np.where(answer.valid, np.abs(widen(weights)), 0.0)[:, :, None]
     carried = (live * slots).sum(axis=1) + gamma(out_terms(answer), factor) * (live * np.abs(answer.slots)).sum(axis=1)
     bound, near = final_bound(answer.format, answer.total, carried), straddles(answer.format, answer.total, carried)
-    return fraction(answer.out, answer.total, out, bound, near, answer.valid.any(axis=1))
+    return ratios(answer.out, answer.total, out, bound, near, answer.valid.any(axis=1))
 
 
 def out_terms(answer: Answer) -> int:
@@ -172,8 +177,8 @@ def straddles(kind: Format, value: Floats, error: Floats) -> Mask:
     return np.logical_and(size - error < kind.overflow, kind.overflow <= size + error)
 
 
-def fraction(expected: Floats, exact: Floats, found: Floats, bound: Floats, near: Mask, valid: Mask) -> float:
-    """Largest |found - exact| / bound; `expected` is `exact` with the rounding points applied.
+def ratios(expected: Floats, exact: Floats, found: Floats, bound: Floats, near: Mask, valid: Mask) -> Floats:
+    """|found - exact| / bound of each element; `expected` is `exact` with the rounding points applied.
 
     `near` marks elements whose overflow is open, `valid` (fewer axes) the slots that are not zero.
     """
@@ -181,5 +186,9 @@ def fraction(expected: Floats, exact: Floats, found: Floats, bound: Floats, near
     both = np.isfinite(expected) & np.isfinite(found)
     same = both | (np.isnan(expected) & np.isnan(found)) | (expected == found)
     ratio = np.where(both, np.abs(found - exact) / bound, np.where(same | near, 0.0, np.inf))
-    ratio = np.where(live, ratio, np.where(found == 0, 0.0, np.inf))
-    return float(ratio.max(initial=0.0))
+    return np.where(live, ratio, np.where(found == 0, 0.0, np.inf))
+
+
+def worst(found: Floats) -> float:
+    """Bound fraction of many elements; 0 of none."""
+    return float(found.max(initial=0.0))

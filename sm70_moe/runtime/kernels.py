@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build import Job
-from sm70_moe.kernels.build.images import RUN_TIME
+from sm70_moe.kernels.build.images import RUN_TIME, SPECIALISED
 from sm70_moe.kernels.build.specialiser import Made
+from sm70_moe.kernels.build.versions import Version
+from sm70_moe.kernels.native.specialised import jobs
 from sm70_moe.machine.build import Build, images_id
 from sm70_moe.plan.plan import Plan
-from sm70_moe.plan.specialised import wanted_by
+from sm70_moe.plan.planned import PlannedRoute
+from sm70_moe.plan.specialised import layer_of, sizes_of, wanted_by
+
+if TYPE_CHECKING:
+    from sm70_moe.runtime.proof import Proof
 
 EVENT = "moe kernels"
+
+DOUBT = "wrong with kernels for the layer's sizes; tried again with those for any sizes"
 
 
 class Tell(Protocol):
@@ -48,6 +57,31 @@ class Kernels:
                 elif route.choice.version == RUN_TIME:
                     self._hint(build)
             return self._without_refused(plan)
+
+    def doubt(self, plan: Plan, failed: Sequence[Proof]) -> Plan | None:
+        """The plan with kernels for any sizes where those for the layer's own failed their proof.
+
+        None if no route that failed has any of its own. Layers that are alike get the same from now on.
+        """
+        build = plan.admission.machine.build
+        with self._lock:
+            doubted = doubtful(plan, {proof.route for proof in failed})
+            if build is None or build.specialiser is None or not doubted:
+                return None
+            build.specialiser.distrust(versions(plan, doubted))
+            self._refused |= names(plan, doubted)
+            for proof in failed:
+                self.tell(EVENT, "warning", layer=plan.layer, **proof.record(), text=f"{proof.route}: {DOUBT}")
+            return self._without_refused(plan)
+
+    def trust(self, plan: Plan, failed: Sequence[Proof]) -> None:
+        """Take `doubt` of this plan back: kernels for any sizes failed too, so the fault is another one."""
+        build = plan.admission.machine.build
+        with self._lock:
+            doubted = doubtful(plan, {proof.route for proof in failed})
+            if build is not None and build.specialiser is not None:
+                build.specialiser.trust(versions(plan, doubted))
+                self._refused -= names(plan, doubted)
 
     def _make(self, layer: str, build: Build, wanted: tuple[Job, ...]) -> None:
         assert build.specialiser is not None
@@ -81,8 +115,48 @@ class Kernels:
         assert machine.build is not None
         if self._refused <= machine.build.refused:
             return plan
-        build = replace(machine.build, refused=machine.build.refused | self._refused)
+        build = replace(machine.build, refused=machine.build.refused | frozenset(self._refused))
         return Plan(replace(plan.admission, machine=replace(machine, build=build)))
+
+
+@dataclass(slots=True)
+class SecondTry:
+    """What a layer whose routes failed their proof is tried with once more."""
+
+    kernels: Kernels
+    _first: tuple[Plan, Sequence[Proof]] | None = None
+
+    def plan(self, plan: Plan, failed: Sequence[Proof]) -> Plan | None:
+        """The plan with kernels for any sizes, once; None where there is nothing else to try."""
+        if self._first is None:
+            again = self.kernels.doubt(plan, failed)
+            self._first = (plan, failed) if again is not None else None
+            return again
+        first, before = self._first
+        if {proof.route for proof in before} <= {proof.route for proof in failed}:
+            self.kernels.trust(first, before)
+        return None
+
+
+def doubtful(plan: Plan, failed: Set[str]) -> list[PlannedRoute]:
+    """Routes that failed with kernels for the layer's own sizes."""
+    return [route for route in plan.routes if route.name in failed and route.choice.version == SPECIALISED]
+
+
+def names(plan: Plan, routes: Iterable[PlannedRoute]) -> frozenset[str]:
+    """What `Build.refused` calls the kernels of these routes."""
+    build = plan.admission.machine.build
+    assert build is not None
+    exact = build.exact_id(sizes_of(plan.admission))
+    return frozenset(exact if route.choice.images == build.id else route.choice.images for route in routes)
+
+
+def versions(plan: Plan, routes: Iterable[PlannedRoute]) -> frozenset[Version]:
+    """The versions for the layer's own sizes that these routes launch."""
+    build, layer = plan.admission.machine.build, layer_of(plan.admission)
+    if build is None or build.specialiser is None or layer is None:
+        return frozenset()
+    return frozenset(job.version for route in routes for job in jobs(build.specialiser, route.backend, layer))
 
 
 def record(made: Made) -> dict[str, Plain]:

@@ -28,7 +28,7 @@ from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import Policy, choose_policy, read_operator
 from sm70_moe.record.journal import Journal
 from sm70_moe.record.sink import Sink, Sinks
-from sm70_moe.runtime.kernels import Kernels
+from sm70_moe.runtime.kernels import Kernels, SecondTry
 from sm70_moe.runtime.summary import Summary
 from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
@@ -133,7 +133,7 @@ class AdmissionService:
 
         with self._lock:
             maker = self._maker = self._maker or Maker(self.settings, self._cache_warning)
-        plan = self.admit(facts)
+        plan, second = self.admit(facts), SecondTry(self._kernels)
         while plan.layout is not None and bank_shape(plan.admission) is not None:
             made = maker.make(plan, weights, device or facts.device or "cpu", self._captured, progress)
             if made.layer is not None:
@@ -141,7 +141,12 @@ class AdmissionService:
                     self._sinks.event("moe weights", layer=plan.layer, text=text)
                 release(weights)
                 return made.layer
-            plan = self._unproven(plan, made.failed)  # takes a route from the plan, at most once each
+            again = second.plan(plan, made.failed)
+            if again is not None:
+                with self._lock:
+                    plan = self._plans[plan.layer] = again
+            else:
+                plan = self._unproven(plan, made.failed)  # takes a route from the plan, at most once each
         raise refusal(plan.admission, [plan.admission.last_resort])
 
     def _unproven(self, plan: Plan, failed: tuple[Proof, ...]) -> Plan:

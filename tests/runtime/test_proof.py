@@ -22,9 +22,13 @@ from sm70_moe.decision import Outcome, Reason
 from sm70_moe.errors import AdmissionRefused, BackendError
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.facts import LayerFacts
+from sm70_moe.kernels.build import specialiser as specialiser_module
+from sm70_moe.kernels.build.images import RUN_TIME, SPECIALISED
+from sm70_moe.kernels.build.specialiser import Specialiser
 from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.capability import Capability
 from sm70_moe.kernels.declared import capability
+from sm70_moe.kernels.native.steps import STEPS
 from sm70_moe.kernels.protocol import Broken
 from sm70_moe.numbers.codes import WeightSource
 from sm70_moe.numbers.formats import AWQ, COMPRESSED, GPTQ_V1, GPTQ_V2, Format
@@ -35,8 +39,9 @@ from sm70_moe.reading.offers import read_columns
 from sm70_moe.reading.source import CheckpointSource, TensorSource
 from sm70_moe.runtime.layer import MoELayer
 from sm70_moe.runtime.preparation import key_of
-from sm70_moe.runtime.proof import Proof, chosen, word
+from sm70_moe.runtime.proof import Proof
 from sm70_moe.runtime.service import AdmissionService
+from sm70_moe.runtime.subject import chosen, word
 from sm70_moe.testing import FakeNative, fake_machine, settings
 
 POLICY = parse_policy(
@@ -592,3 +597,64 @@ def test_columns_are_those_of_the_whole(folder: str, layer: int, form: Format, g
 def test_columns_of_a_source_that_only_reads() -> None:
     """It is read whole, and cut."""
     same_columns(replace(LAYER, hidden=256), 32, range(8, 24), range(96, 104))
+
+
+# ---- kernels for the layer's sizes, and those for any ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Exact(Planted):
+    """Wrong with the kernels that were made for the layer's sizes; `always`: with all of them."""
+
+    specialiser: Specialiser | None = None
+    always: bool = False
+
+    def run(self, banks: Banks, call: Call, space: Any = None) -> None:
+        super().run(banks, call, space)
+        sizes = {"hidden": LAYER.hidden, "intermediate": LAYER.intermediate, "top_k": 3, "group": LAYER.group}
+        axes = {"metadata": banks.layout.metadata.value, "order": "octet32", "step": "own"}
+        assert self.specialiser is not None
+        if self.always or self.specialiser.image("decode_w13", "sm_70", sizes, axes) is not None:
+            call.out.zero_()
+
+
+def with_kernels(monkeypatch: pytest.MonkeyPatch, always: bool = False) -> tuple[AdmissionService, Specialiser]:
+    """A service whose kernels are compiled for a layer's sizes, by a compiler that gives any bytes."""
+    monkeypatch.setattr(specialiser_module, "judged", lambda *_: ())
+    made = Specialiser(None, compiler=lambda jobs, _: {job.key: b"cubin" for job in jobs}, missing=str)
+    service, fakes = service_of()
+    build, portable = service.machine.build, fakes["qpn"].portable
+    assert build is not None
+    there = replace(build, backends=dict.fromkeys(STEPS, frozenset({"sm_70"})), specialiser=made)
+    odd = Exact("grouped", portable, specialiser=made, always=always)
+    backends = MappingProxyType({**service.machine.backends, "grouped": odd})
+    machine = replace(service.machine, build=there, backends=backends)
+    return AdmissionService(settings(), policy=POLICY, machine=machine), made
+
+
+def versions_of(layer: MoELayer) -> dict[str, str]:
+    return {route.name: route.choice.version for route in layer.plan.routes}
+
+
+def test_kernels_for_the_sizes_that_are_wrong_do_not_cost_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for any sizes run instead, in this layer and in the next one; the record says why."""
+    service, _ = with_kernels(monkeypatch)
+    with capture_logs() as events:
+        layer = service.layer(facts_of(LAYER), LAYER, device="cpu")
+    assert versions_of(layer) == {"single": RUN_TIME, "several": RUN_TIME, "legacy": ""}
+    assert service.plans() == (layer.plan,)
+    (event,) = [event for event in events if event["event"] == "moe kernels" and event["log_level"] == "warning"]
+    assert (event["layer"], event["route"], event["out"] > 1) == (layer.plan.layer, "several", True)
+    assert "moe proof" not in {event["event"] for event in events}
+    with capture_logs() as events:
+        second = service.layer(facts_of(LAYER, layer="model.layers.2.mlp.experts", index=2), LAYER, device="cpu")
+    assert versions_of(second) == versions_of(layer)
+    assert [event for event in events if event["log_level"] == "warning"] == []
+
+
+def test_a_fault_that_is_not_the_kernels_leaves_them_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong with both versions: the route falls back, the other one keeps the kernels for its sizes."""
+    service, _ = with_kernels(monkeypatch, always=True)
+    layer = service.layer(facts_of(LAYER), LAYER, device="cpu")
+    assert versions_of(layer) == {"single": SPECIALISED, "legacy": ""}
+    assert layer.plan.admission.decision("several").reasons == (Reason.PROOF_FAILED,)

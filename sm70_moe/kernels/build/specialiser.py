@@ -66,6 +66,7 @@ class Specialiser:
         self.entries = entries
         self._sources, self._compiler, self._look = sources or SOURCES, compiler or compiled, missing or nvrtc.missing
         self._made: dict[Version, bytes] = {}
+        self._distrusted: frozenset[Version] = frozenset()
         self._ready: dict[tuple[str, ...], bool] = {}
         self._lock = threading.Lock()
 
@@ -136,8 +137,22 @@ class Specialiser:
         named = tuple((name, sizes[name]) for name in manifest.geometry)
         values = tuple((axis.name, axes.get(axis.name, "")) for axis in manifest.axes)
         version = Version(source, architecture, named, values)
-        content = self._made.get(version)
+        content = None if version in self._distrusted else self._made.get(version)
         return None if content is None else Image(version, "", 0, len(content), digest(content))
+
+    def trusts(self, version: Version) -> bool:
+        """Whether kernels of a version for one geometry, compiled or of a build, may be used."""
+        return version not in self._distrusted
+
+    def distrust(self, versions: Iterable[Version]) -> None:
+        """Use these no more from now on; what was loaded before stays."""
+        with self._lock:
+            self._distrusted |= frozenset(versions)
+
+    def trust(self, versions: Iterable[Version]) -> None:
+        """Take `distrust` back."""
+        with self._lock:
+            self._distrusted -= frozenset(versions)
 
     def read(self, image: Image) -> bytes | None:
         """The cubin of an image that `image` gave; None for another one."""
@@ -220,7 +235,10 @@ class Extended:
 
     def find(self, source: str, architecture: str, sizes: Mapping[str, int], axes: Mapping[str, str]) -> Image:
         own = self.specialiser.image(source, architecture, sizes, axes)
-        return own or self.installed.find(source, architecture, sizes, axes)
+        found = own or self.installed.find(source, architecture, sizes, axes)
+        if self.specialiser.trusts(found.version):
+            return found
+        return self.installed.find(source, architecture, {}, axes)  # fits the version for any sizes alone
 
     def read(self, image: Image) -> bytes:
         own = self.specialiser.read(image)

@@ -16,6 +16,7 @@ from sm70_moe.decision import Decision, Finding, Outcome
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.capability import Capability
 from sm70_moe.layout import BankLayout
+from sm70_moe.living import LivingValue
 from sm70_moe.machine.devices import Device
 from sm70_moe.machine.machine import Machine
 from sm70_moe.policy import Policy, Route
@@ -24,7 +25,7 @@ from sm70_moe.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(LivingValue):
     """Everything that was decided for one layer, and what it was decided from.
 
     `abilities` are what each route's backend said that it can do there; `objections` came from

@@ -1,36 +1,33 @@
-"""Regular expressions that a checkpoint brings, matched in time linear in the name that they are matched with.
+"""Regular expressions that a checkpoint brings: what Python's `re` would match, in time linear in the name.
 
-Python's `re` tries every way in which an expression could match, so that a hostile or careless one
-takes forever. pydantic's engine is an automaton; it knows neither references to groups nor
-look-around. Look-aheads at the beginning, which skip lists do use, are matched by themselves here.
+Whoever wrote a skip list had Python's `re` read it. So Python's own parser reads it here too, and what it
+read is told to an automaton in the few forms that both understand alike (`translation`). Python's own
+matching tries every way in which an expression could match, so that a hostile or careless one takes for
+ever; pydantic's engine does not, but knows neither references to groups nor look-around. Look-aheads at the
+beginning, which skip lists do use, are matched by themselves.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
-from math import prod
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
+from sm70_moe.checkpoint.translation import DEEPEST, LARGEST, Untranslatable, translate
 from sm70_moe.errors import CheckpointError
 
 LONGEST = 2_000
 """Characters."""
-LARGEST_REPEAT = 1_000
-"""Of all counted repeats of an expression, multiplied: `a{10}{20}` is 200 times the work of `a`."""
 
 ACCEPTED = (
-    f"at most {LONGEST} characters, repeats that multiply to at most {LARGEST_REPEAT}, look-ahead at the beginning "
-    "only, no look-behind, no references to groups, no possessive repeats and no sets of sets"
+    f"what Python's re accepts, at most {LONGEST} characters, {LARGEST} steps with repeats written out and {DEEPEST} "
+    "groups inside one another, look-ahead at the beginning only, no look-behind, no references to groups, no "
+    "possessive repeats or atomic groups"
 )
 
-TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""An escaped character, a class of characters, or a character by itself."""
-COUNTED = re.compile(r"\{(\d+)(?:,(\d*))?\}")
-AMBIGUOUS = re.compile(r"(?<!\\)[*+?}]\+|\[\^?\[|&&|--|~~")
-"""What Python and the engine understand differently."""
+GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()]", re.DOTALL)
+"""An escaped character or a class of characters, in which parentheses mean themselves, or a parenthesis."""
 
 
 class Pattern:
@@ -39,16 +36,34 @@ class Pattern:
     Raises CheckpointError naming it for any other; `ACCEPTED` tells what that leaves.
     """
 
-    __slots__ = ("_body", "_looks")
+    __slots__ = ("_body", "_letters", "_looks", "_text")
 
     def __init__(self, text: str) -> None:
-        _require_bounds(text)
-        looks, body = _split(text)
-        self._body = _compiled(body, text)
-        self._looks = tuple((wanted, _compiled(look, text)) for wanted, look in looks)
+        if len(text) > LONGEST:
+            raise _fault(text, f"{len(text)} characters")
+        if _depth(text) > DEEPEST:
+            raise _fault(text, "groups are nested too deeply")
+        try:
+            found = translate(text)
+            self._body = _compiled(found.body)
+            self._looks = tuple((look.wanted, _compiled(look.body)) for look in found.looks)
+        except (Untranslatable, re.error, OverflowError, RecursionError) as error:
+            raise _fault(text, str(error)) from error
+        except SchemaError as error:
+            raise _fault(text, str(error).strip().splitlines()[-1].strip().removeprefix("error: ")) from error
+        self._letters, self._text = found.letters, text
 
     def match(self, name: str) -> bool:
-        """Does the expression match from the beginning of the name?"""
+        r"""Does the expression match from the beginning of the name?
+
+        Raises CheckpointError for a name outside of ASCII, or of several lines, where the answer hangs on what
+        is a letter (`\w`, `\b`, ignored case), or on where a line ends.
+        """
+        if self._letters and not (name.isascii() and "\n" not in name):
+            raise CheckpointError(
+                f"config.json: regular expression {self._text[:200]!r} against {name[:200]!r}: expected a name in "
+                "ASCII of one line, since the expression asks for kinds of letters, ignored case or the end of a line"
+            )
         for wanted, look in self._looks:
             if look.isinstance_python(name) is not wanted:
                 return False
@@ -69,60 +84,19 @@ def is_pattern(text: str) -> bool:
     return True
 
 
-def _require_bounds(text: str) -> None:
-    if len(text) > LONGEST:
-        raise _fault(text, f"{len(text)} characters")
-    if prod(_counts(text)) > LARGEST_REPEAT:
-        raise _fault(text, "too many repeats")
-    if AMBIGUOUS.search(text):
-        raise _fault(text, "a possessive repeat or a set of sets")
+def _depth(text: str) -> int:
+    """How many groups stand inside one another at most; of an expression that is none, any number."""
+    depth = deepest = 0
+    for found in GROUP.finditer(text):
+        depth += {"(": 1, ")": -1}.get(found.group(), 0)
+        deepest = max(deepest, depth)
+    return deepest
 
 
-def _counts(text: str) -> Iterator[int]:
-    for low, high in COUNTED.findall(text):
-        count = high or low
-        # Python refuses to make a number of thousands of digits
-        yield max(int(count), 1) if len(count) < len(str(LARGEST_REPEAT)) + 1 else LARGEST_REPEAT + 1
-
-
-def _split(text: str) -> tuple[list[tuple[bool, str]], str]:
-    """Look-aheads at the beginning, (wanted, expression) each, and the rest."""
-    body, looks = text.removeprefix("^"), []
-    while body.startswith(("(?=", "(?!")):
-        end = next((place for place, depth, token in _structure(body) if token == ")" and not depth), None)
-        if end is None:
-            raise _fault(text, "unclosed group")
-        looks.append((body[2] == "=", body[3:end]))
-        body = body[end + 1 :]
-    if not looks:
-        return [], text
-    if any(token == "|" and not depth for _, depth, token in _structure(body)):
-        raise _fault(text, "a look-ahead in one of several alternatives")
-    return looks, body
-
-
-def _structure(text: str) -> Iterator[tuple[int, int, str]]:
-    """Place, depth and character of each parenthesis and bar; a group's own have the depth outside of it."""
-    depth = 0
-    for found in TOKEN.finditer(text):
-        token = found.group()
-        depth -= token == ")"
-        if token in ("(", ")", "|"):
-            yield found.start(), depth, token
-        depth += token == "("
-
-
-def _compiled(part: str, text: str) -> SchemaValidator:
-    try:
-        # by itself first: "a)|(b" is no expression, though the parentheses below would make it one
-        _validator(part)
-        return _validator(rf"\A(?:{part})")
-    except SchemaError as error:
-        raise _fault(text, str(error).strip().splitlines()[-1].strip().removeprefix("error: ")) from error
-
-
-def _validator(expression: str) -> SchemaValidator:
-    return SchemaValidator(core_schema.str_schema(pattern=expression, regex_engine="rust-regex", strict=True))
+def _compiled(body: str) -> SchemaValidator:
+    return SchemaValidator(
+        core_schema.str_schema(pattern=rf"\A(?:{body})", regex_engine="rust-regex", strict=True),
+    )
 
 
 def _fault(text: str, cause: str) -> CheckpointError:

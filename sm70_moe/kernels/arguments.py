@@ -66,6 +66,16 @@ def check_tensor(
         raise BackendError(f"{name}: on {tensor.device}, expected {device} like the banks")
 
 
+def check_gradients(tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """Refuse tensors whose gradients autograd would record: there is no backward, and they would be lost unsaid."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad:
+            raise BackendError(
+                f"{name}: requires_grad is True and gradients are recorded; experts are for inference only, "
+                "expected a call under torch.no_grad() or torch.inference_mode()"
+            )
+
+
 def check_overlap(inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
     """Refuse outputs that share memory with an input, with each other or with themselves.
 

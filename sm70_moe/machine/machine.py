@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sm70_moe.decision import Plain
+from sm70_moe.living import LivingValue
 from sm70_moe.machine.build import Build
 from sm70_moe.machine.devices import Device
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(LivingValue):
     """Everything that admission may know about where it runs.
 
     `build` is None where there is none; `build_looked_up` is False where nobody looked, because

@@ -19,6 +19,7 @@ from sm70_moe.kernels.build.images import Choice
 from sm70_moe.kernels.declared import BUILT_IN
 from sm70_moe.kernels.protocol import Broken
 from sm70_moe.layout import BankLayout
+from sm70_moe.living import LivingValue
 from sm70_moe.plan.memory import Memory, memory_of
 from sm70_moe.plan.planned import PlannedRoute
 from sm70_moe.plan.specialised import layer_of, sizes_of
@@ -28,7 +29,7 @@ DIGEST_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(LivingValue):
     """The frozen result of an admission.
 
     `routes` are tried in order; the last one takes any call. An unsupported layer has none.

@@ -10,9 +10,10 @@ import torch
 from sm70_moe.banks.banks import Banks
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import CallFacts, TensorFacts
-from sm70_moe.kernels.arguments import check_overlap
+from sm70_moe.kernels.arguments import check_gradients, check_overlap
 from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.protocol import Backend, Readied, Workspace
+from sm70_moe.living import LivingValue
 from sm70_moe.plan.plan import Plan
 from sm70_moe.reading.shard import split
 
@@ -39,7 +40,7 @@ class Kind:
     converts: bool
 
 
-class MoELayer:
+class MoELayer(LivingValue):
     """The experts of one layer on one rank.
 
     Ids are those of the whole layer: `first` is that of this rank's first expert, and experts of
@@ -75,9 +76,12 @@ class MoELayer:
     ) -> torch.Tensor:
         """x (M, H), ids (M, k) and router weights (M, k) -> out (M, H) in x's dtype.
 
-        An id outside of the experts makes its slot contribute exactly zero. Raises BackendError
-        for shapes, dtypes or devices that do not fit, and for an `out` that overlaps an input.
+        An id outside of the experts makes its slot contribute exactly zero. Inference only: raises
+        BackendError where gradients are recorded and a tensor asks for them, for shapes, dtypes or
+        devices that do not fit, and for an `out` that overlaps an input.
         """
+        if torch.is_grad_enabled():
+            check_gradients({"x": x, "weights": weights, "out": out})
         given = out
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -19,6 +19,7 @@ from sm70_moe.admission.admit import Admission, admit
 from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status, obstacle_text
 from sm70_moe.errors import AdmissionRefused, DriftError, RankDisagreement, Sm70MoeError
 from sm70_moe.facts import LayerFacts
+from sm70_moe.living import Living
 from sm70_moe.machine.machine import Machine
 from sm70_moe.machine.probe import probe
 from sm70_moe.plan.agreement import SECONDS, agree
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from sm70_moe.runtime.proof import Proof
 
 
-class AdmissionService:
+class AdmissionService(Living):
     """Decides layers, keeps the journal, builds layers.
 
     Every argument has a default: settings from the environment, policies from the settings (all

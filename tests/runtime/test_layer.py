@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,36 @@ def test_an_id_far_outside_contributes_zero(layer: MoELayer, value: int) -> None
 def test_no_tokens_launch_nothing(layer: MoELayer) -> None:
     """(0, H) comes back without a route."""
     assert layer(*call(0)).shape == (0, 256)
+
+
+@pytest.mark.parametrize("which", ["x", "weights", "out"])
+def test_gradients_are_refused_where_they_would_be_recorded(layer: MoELayer, which: str) -> None:
+    """A layer has no backward: they would be dropped in silence. Where none are recorded nothing is refused."""
+    x, ids, weights = call()
+    wanted = layer(x, ids, weights)
+    tensors = {"x": x, "weights": weights, "out": torch.empty_like(x)}
+    tensors[which].requires_grad_()
+    with pytest.raises(BackendError, match=f"{which}: requires_grad"):
+        layer(tensors["x"], ids, tensors["weights"], tensors["out"])
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            assert torch.equal(layer(tensors["x"], ids, tensors["weights"], tensors["out"]), wanted)
+
+
+def test_what_belongs_to_a_process_is_not_pickled(layer: MoELayer) -> None:
+    """Told in one sentence, with what can be sent instead; copies of what nothing changes are itself."""
+    values = (layer, layer.plan, layer.plan.admission, layer.plan.admission.machine)
+    service = AdmissionService(settings(), machine=fake_machine())
+    for value in (*values, service):
+        with pytest.raises(TypeError, match=f"{type(value).__name__}: .* settings and layer facts"):
+            pickle.dumps(value)
+    for value in values:
+        assert copy.copy(value) is value
+        assert copy.deepcopy(value) is value
+    with pytest.raises(TypeError, match="AdmissionService"):
+        copy.deepcopy(service)
+    sent = (layer.plan.admission.facts, layer.plan.admission.settings)
+    assert pickle.loads(pickle.dumps(sent)) == sent
 
 
 @pytest.mark.parametrize("which", ["x", "ids", "weights"])

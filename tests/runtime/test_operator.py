@@ -55,6 +55,22 @@ def test_same_bits_as_the_layer(layer: MoELayer, handle: str, tokens: int) -> No
     assert torch.equal(out, wanted)
 
 
+def test_gradients_are_refused_through_the_operator(layer: MoELayer, handle: str) -> None:
+    """Eager and compiled; nothing is dropped in silence."""
+    x, ids, weights = call(3)
+    x.requires_grad_()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.sm70_moe.experts(x, ids, weights, layer.plan.digest, handle)
+        return out * 2
+
+    for way in (run, torch.compile(run, backend="aot_eager", fullgraph=True)):
+        with pytest.raises(Exception, match=r"requires_grad|autograd|backward"):
+            way(x).sum().backward()
+        with torch.no_grad():
+            assert torch.isfinite(way(x)).all()
+
+
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_opcheck(layer: MoELayer, handle: str, tokens: int) -> None:
     """torch's own checks of schema, fake kernels and mutation annotations pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,14 +38,32 @@ class Findings:
         return any(row.wrong for row in self.rows)
 
 
-def measure(setup: Setup, protocol: Protocol, watch: Stopwatch, findings: Findings, tell: Tell) -> None:
-    """Everything on one kind of metadata."""
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """When a run ends, by a clock of seconds; never without `seconds`."""
+
+    seconds: float | None = None
+    start: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+
+    def check(self) -> None:
+        """Raises BackendError once the time is over."""
+        if self.seconds is not None and self.clock() - self.start > self.seconds:
+            raise BackendError(f"no time left of {self.seconds:g} s")
+
+
+def measure(
+    setup: Setup, protocol: Protocol, watch: Stopwatch, findings: Findings, tell: Tell, limit: Limit | None = None
+) -> None:
+    """Everything on one kind of metadata, as far as the time goes."""
+    limit = limit or Limit()
     for stand in stands(setup, protocol):
         place = f"{setup.layout.metadata} {stand.tokens} tokens {stand.routing.name}"
-        measure_stand(stand, protocol, watch, findings, partial(told, tell, place))
+        measure_stand(stand, protocol, watch, findings, partial(told, tell, place), limit)
     for tokens in protocol.tokens:
         tell(f"{setup.layout.metadata} {tokens} tokens: host")
         try:
+            limit.check()
             findings.host.append(host(setup, tokens, protocol, watch))
         except (BackendError, RuntimeError) as error:
             kind, reason = setup.layout.metadata.value, first_line(error)
@@ -63,12 +82,15 @@ def stands(setup: Setup, protocol: Protocol) -> Iterator[Stand]:
             yield Stand(setup, routing, protocol.seed)
 
 
-def measure_stand(stand: Stand, protocol: Protocol, watch: Stopwatch, findings: Findings, tell: Tell) -> None:
+def measure_stand(
+    stand: Stand, protocol: Protocol, watch: Stopwatch, findings: Findings, tell: Tell, limit: Limit
+) -> None:
     """Every arm on one stand."""
     found: list[Row] = []
     for arm in arms(stand, found):
         tell(f"{arm.name} {arm.launch} {arm.part}" + (f" {arm.shape}" if arm.shape else ""))
         try:
+            limit.check()
             found.append(row_of(stand, arm, protocol, watch))
         except (BackendError, RuntimeError) as error:  # RuntimeError: torch, CUDA, no memory left
             reason = skipped(stand, arm, first_line(error))

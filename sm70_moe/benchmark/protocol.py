@@ -27,6 +27,7 @@ class Protocol:
 
     `layers` calls stand in a CUDA graph. A sample is the mean of `replays` replays; the samples are
     spread over `captures` graphs, each captured anew, since a graph keeps what it got at its capture.
+    `seconds` after the start nothing new is begun: making weights and kernels counts.
     """
 
     tokens: tuple[int, ...] = (1, 2, 4, 8)
@@ -39,6 +40,7 @@ class Protocol:
     replays: int = 8
     warm: int = 3
     seed: int = 0
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         if any(not 1 <= count <= MOST_TOKENS for count in self.tokens):
@@ -60,6 +62,8 @@ class Protocol:
             )
         if not 1 <= self.layers <= MOST_LAYERS:
             raise SettingsError(f"layers {self.layers}: accepted are numbers from 1 to {MOST_LAYERS}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise SettingsError(f"seconds {self.seconds}: accepted are positive numbers")
         if self.banks is not None and self.banks < 2:
             raise SettingsError(f"banks {self.banks}: accepted are at least 2, or a cache is measured")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from sm70_moe.admission.admit import admit
 from sm70_moe.admission.exemplar import contract_facts
-from sm70_moe.benchmark.measurement import Findings, first_line, measure
+from sm70_moe.benchmark.measurement import Findings, Limit, first_line, measure
 from sm70_moe.benchmark.native import finding_text
 from sm70_moe.benchmark.place import Place
 from sm70_moe.benchmark.protocol import Protocol
@@ -17,6 +17,7 @@ from sm70_moe.benchmark.setup import Setup
 from sm70_moe.benchmark.weights import how_many
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, PolicyError
+from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.native.driver import Driver
 from sm70_moe.kernels.native.launch import Launcher
@@ -25,6 +26,7 @@ from sm70_moe.machine.machine import Machine
 from sm70_moe.plan.memory import bank_shape
 from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import Policy
+from sm70_moe.runtime.kernels import Kernels
 from sm70_moe.runtime.service import refusal
 from sm70_moe.settings.settings import Settings
 
@@ -50,14 +52,22 @@ class Watchman:
         return {"before": dict(self.before), "after": dict(self.after), "held_down_by": sorted(self.seen)}
 
 
-def planned(policy: Policy, settings: Settings, machine: Machine, device: str) -> Plan:
-    """The plan of a layer just as the contract has it. Raises PolicyError for a contract that leaves sizes open,
-    AdmissionRefused for a `1` that cannot be honoured, BackendError for a layer that nothing can run here."""
-    contract = policy.contract
-    sizes = ("hidden", "intermediate", "experts", "top_k")
-    if missing := [name for name in sizes if getattr(contract, name) is None]:
+SIZES = ("hidden", "intermediate", "experts", "top_k")
+
+
+def facts_of_contract(policy: Policy, device: str) -> LayerFacts:
+    """A layer just as the contract has it. Raises PolicyError for one that leaves sizes open."""
+    if missing := [name for name in SIZES if getattr(policy.contract, name) is None]:
         raise PolicyError([f"{policy.name}: its contract leaves {', '.join(missing)} open; a benchmark needs sizes"])
-    plan = Plan(admit(policy, settings, contract_facts(policy, device=device), machine))
+    return contract_facts(policy, device=device)
+
+
+def planned(policy: Policy, facts: LayerFacts, settings: Settings, machine: Machine) -> Plan:
+    """The plan of a layer of these sizes. Raises AdmissionRefused for a `1` that cannot be honoured, BackendError
+    for a layer that nothing can run here."""
+    if missing := [name for name in SIZES if getattr(facts, name) is None]:
+        raise BackendError(f"{facts.layer}: {', '.join(missing)} unknown; a benchmark needs sizes")
+    plan = Plan(admit(policy, settings, facts, machine))
     if refused := plan.admission.refused:
         raise refusal(plan.admission, refused)
     if not plan.supported:
@@ -82,7 +92,7 @@ def run(plan: Plan, protocol: Protocol, place: Place, launcher: Launcher | str, 
     layout, shape, findings = plan.layout, bank_shape(plan.admission), Findings()
     assert layout is not None  # the plan is supported
     assert shape is not None
-    top_k = plan.admission.facts.top_k or 0
+    top_k, limit = plan.admission.facts.top_k or 0, Limit(protocol.seconds)
     watchman = Watchman(place.state)
 
     def told(what: str) -> None:
@@ -94,9 +104,13 @@ def run(plan: Plan, protocol: Protocol, place: Place, launcher: Launcher | str, 
         layouts = {kind: replace(layout, metadata=Metadata(kind)) for kind in protocol.metadata}
         counts = {kind: how_many(place.free(), own, shape, protocol.banks) for kind, own in layouts.items()}
         for kind, own in layouts.items():
-            told(f"{kind}: filling {counts[kind]} banks")
             try:
-                one_kind(plan, own, shape, counts[kind], protocol, place, launcher, findings, told)
+                told(f"{kind}: compiling kernels")
+                limit.check()
+                made = with_kernels(plan, own, told)
+                told(f"{kind}: filling {counts[kind]} banks")
+                limit.check()
+                one_kind(made, own, shape, counts[kind], protocol, place, launcher, findings, told, limit)
             except (BackendError, RuntimeError) as error:  # as after a kernel that broke the context
                 findings.skipped.append(Skipped("everything else", first_line(error), metadata=kind))
             with suppress(RuntimeError):  # the same
@@ -126,10 +140,20 @@ def one_kind(
     launcher: Launcher | str,
     findings: Findings,
     tell: Tell,
+    limit: Limit,
 ) -> None:
     """A function of its own, so that one kind's banks are gone before the next one's are made."""
     setup = Setup.make(plan, layout, shape, place.device, banks, protocol.seed, launcher, place.stream)
-    measure(setup, protocol, place.watch, findings, tell)
+    measure(setup, protocol, place.watch, findings, tell, limit)
+
+
+def with_kernels(plan: Plan, layout: BankLayout, tell: Tell) -> Plan:
+    """The plan on these banks, with the kernels that an engine would have compiled for it; `tell` hears of both."""
+
+    def event(name: str, level: str = "info", **fields: Plain) -> None:
+        tell(f"{name}: {fields.get('text', '')}")
+
+    return Kernels(event).settle(Plan(replace(plan.admission, layout=layout)))
 
 
 def separator_of(launcher: Launcher | str) -> str:

@@ -47,6 +47,8 @@ class Stand:
         self.x = torch.randn(self.tokens, shape.hidden, generator=source).half().to(device)
         self.inner = torch.randn(*slots, shape.intermediate, generator=source).half().to(device)
         self.out = torch.full_like(self.x, math.nan)
+        # by layer: outputs that the reference has found right
+        self.right: dict[int, list[torch.Tensor]] = {}
         self.sink = torch.zeros(64, dtype=torch.int32, device=device)
 
     def inputs(self, layer: int) -> Inputs:

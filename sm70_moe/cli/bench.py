@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,16 +13,18 @@ from sm70_moe.benchmark.protocol import MOST_TOKENS, OVERLAPPING, ROUTINGS, UNIF
 from sm70_moe.benchmark.result import Key, Result, Row, Skipped
 from sm70_moe.cli.counts import token_counts
 from sm70_moe.cli.output import console, events_to_stderr, table
+from sm70_moe.cli.verify import first_of_ours
 from sm70_moe.decision import Plain
 from sm70_moe.errors import SettingsError
 from sm70_moe.files import check_target, target, write
 from sm70_moe.layout import Metadata
 from sm70_moe.machine.probe import probe
-from sm70_moe.policy import load_policy
+from sm70_moe.policy import choose_policy, load_policy, read_operator
 from sm70_moe.settings.settings import Settings
 from sm70_moe.timings import BOTH, PLAIN, ROOFLINE
 
 if TYPE_CHECKING:
+    from sm70_moe.facts import LayerFacts
     from sm70_moe.machine.machine import Machine
     from sm70_moe.policy import Policy
 
@@ -35,6 +38,11 @@ def bench(
     policy: Annotated[
         str | None, typer.Option("--policy", help=f"Policy name or file whose geometry is measured; {DEFAULT_POLICY}.")
     ] = None,
+    layer: Annotated[
+        Path | None,
+        typer.Option("--layer", metavar="DIR", help="Measure the geometry of this checkpoint's experts instead."),
+    ] = None,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size; with --layer.")] = 1,
     device: Annotated[str, typer.Option("--device", help="Which GPU.")] = "cuda:0",
     tokens: Annotated[str, typer.Option("--tokens", help="Token counts, separated by commas.")] = "1,2,4,8",
     metadata: Annotated[
@@ -46,6 +54,9 @@ def bench(
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layer calls in a CUDA graph.")] = 48,
     banks: Annotated[int | None, typer.Option("--banks", help="Banks of a layer; default: up to 12 that fit.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**31, help="Seed of weights, inputs and routing.")] = 0,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", help="Begin nothing new after so long, making weights included.")
+    ] = None,
     as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png or .svg; needs the extra `plot`.")
@@ -65,16 +76,17 @@ def bench(
         banks=banks,
         samples=samples,
         seed=seed,
+        seconds=seconds,
     )
     check_files(as_json, plot, report)
     settings = Settings.from_env()
-    chosen = load_policy(policy if policy is not None else settings.policy or DEFAULT_POLICY)
+    chosen, facts = subject(policy, layer, tp, settings, device)
     for notice in settings.notices((chosen,)):
         typer.echo(f"warning: {notice.text}", err=True)
     machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch, kernel_cache=settings.kernel_cache)
     check_gpu(device, machine)
     events_to_stderr()
-    result, sent = measured(chosen, settings, machine, device, protocol, report is not None)
+    result, sent = measured(chosen, facts, settings, machine, device, protocol, report is not None)
     try:
         if report:
             write("--report", report, text_of(sent))
@@ -107,6 +119,24 @@ def check_files(as_json: Path | None, plot: Path | None, report: Path | None) ->
         require_matplotlib()
 
 
+def subject(
+    policy: str | None, layer: Path | None, tp: int, settings: Settings, device: str
+) -> tuple[Policy, LayerFacts | None]:
+    """Whose layer is measured: that of a policy's contract (no facts), or of a checkpoint's experts, the first layer
+    that is read here, on rank 0 of `tp`. Raises SettingsError for ranks without a checkpoint."""
+    if layer is None:
+        if tp != 1:
+            raise SettingsError(f"--tp {tp}: a policy has its own; accepted with --layer")
+        return load_policy(policy if policy is not None else settings.policy or DEFAULT_POLICY), None
+    from sm70_moe.checkpoint.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(layer)
+    facts_of = partial(checkpoint.facts, tensor_parallel=tp, tensor_rank=0, device=device)
+    facts = facts_of(first_of_ours(checkpoint, facts_of))
+    _, policies = read_operator(policy, settings)
+    return choose_policy(policies, facts), facts
+
+
 def check_gpu(device: str, machine: Machine) -> None:
     """SettingsError for a machine on which nothing can be timed."""
     gpus = [d.name for d in machine.devices if d.capability is not None]
@@ -127,18 +157,24 @@ def check_gpu(device: str, machine: Machine) -> None:
 
 
 def measured(
-    policy: Policy, settings: Settings, machine: Machine, device: str, protocol: Protocol, report: bool
+    policy: Policy,
+    facts: LayerFacts | None,
+    settings: Settings,
+    machine: Machine,
+    device: str,
+    protocol: Protocol,
+    report: bool,
 ) -> tuple[Result, Plain]:
     """The result, and its report if one is wanted; what is measured stands on standard error."""
     from rich.console import Console
 
     from sm70_moe.benchmark.place import Place
     from sm70_moe.benchmark.report import reported
-    from sm70_moe.benchmark.session import opened, planned, run
+    from sm70_moe.benchmark.session import facts_of_contract, opened, planned, run
 
     place = Place.cuda(device)
     with Console(stderr=True).status("admission") as status:
-        plan = planned(policy, settings, machine, device)
+        plan = planned(policy, facts or facts_of_contract(policy, device), settings, machine)
         launcher = opened(device, settings)
         result = run(plan, protocol, place, launcher, status.update)
         return result, reported(result, plan, launcher) if report else None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sm70_moe.reference.rounding import FORMATS, FP16, Floats, Format, fused, widen
+from sm70_moe.reference.rounding import FORMATS, Floats, Format, fused, halves, widen
 
 Array = NDArray[Any]
 Fused = Callable[[Floats, Floats, Floats], Floats]
@@ -80,9 +80,9 @@ class AwqMatrix:
 def decoded(codes: Floats, zeros: Floats, scales: Array, groups: Array) -> Floats:
     """Weights of codes (R, C), zeros and scales (G, C); `groups` (R,) is the group of each row."""
     wide = widen(scales)
-    biases = FP16.round(-zeros * wide)
+    biases = halves(-zeros * wide)
     # 4-bit code times FP16 scale plus FP16 bias needs at most 46 bits: exact in FP64, so this rounds once
-    return FP16.round(codes * wide[groups] + biases[groups])
+    return halves(codes * wide[groups] + biases[groups])
 
 
 def nibbles(words: Array, columns: slice) -> Floats:

@@ -81,6 +81,12 @@ def fused(a: Floats, b: Floats, c: Floats) -> Floats:
         return np.where(beyond, other, near).astype(np.float64)
 
 
+def halves(values: Floats) -> Floats:
+    """`FP16.round`, in a fifth of the time: numpy rounds FP64 to FP16 once."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16).astype(np.float64)
+
+
 def widen(values: NDArray[Any]) -> Floats:
     """Any real array as FP64, exactly."""
     return np.asarray(values).astype(np.float64)

@@ -17,7 +17,7 @@ from sm70_moe.banks.banks import Banks
 from sm70_moe.benchmark.place import Place
 from sm70_moe.benchmark.result import Host, Result, Row, Skipped
 from sm70_moe.benchmark.routing import Routing
-from sm70_moe.benchmark.session import planned
+from sm70_moe.benchmark.session import facts_of_contract, planned
 from sm70_moe.benchmark.setup import Setup
 from sm70_moe.benchmark.stand import Stand
 from sm70_moe.kernels.build import SOURCES
@@ -189,7 +189,8 @@ def rehearse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
         machine = fake_machine(capability, made)
         own = {name: NativeBackend(name) for name in ("qpn", "grouped", "indexed")}
         machine = replace(machine, backends={**load(), **own})
-        plan = planned(load_policy(policy), settings(**variables), machine, "cuda:0")
+        found_policy = load_policy(policy)
+        plan = planned(found_policy, facts_of_contract(found_policy, "cuda:0"), settings(**variables), machine)
         return Rehearsal(driver, kernels, launcher, plan, Watch())
 
     return make

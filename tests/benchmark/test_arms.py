@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 
 from sm70_moe.benchmark.arms import arms
 from sm70_moe.benchmark.readonly import EACH, shapes
+from sm70_moe.benchmark.traffic import tile
 from sm70_moe.kernels.native.driver import Config
 from sm70_moe.kernels.native.steps import STEPS, Case
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.testing.driver import Launched
+from sm70_moe.timings import W2, W13
 
 FIRST = BankShape(experts=512, hidden=2560, intermediate=160)
 OCTETS = BankLayout("octet32", Metadata.FOUR_BYTE, 32, True, True)
@@ -146,3 +151,29 @@ def test_wide_layers() -> None:
         (EACH, "t320 each w160"),
         (EACH, "t640 each w160"),
     }
+
+
+def public_layers() -> set[tuple[int, int, int, int, int]]:
+    """H, I of a rank, experts, top-k and group of every public model that ranks divide."""
+    rows = list(csv.DictReader((Path(__file__).parents[1] / "data" / "models.csv").read_text().splitlines()))
+    found = {(int(r["H"]), int(r["I"]) // int(r["tp"]), int(r["E"]), int(r["k"]), int(r["g"])) for r in rows}
+    return {sizes for sizes in found if sizes[1] % 32 == 0 and sizes[0] % 32 == 0}
+
+
+def test_the_roofline_runs_on_every_public_layer() -> None:
+    """Some shape holds each of them at every number of tokens, and no thread has more loads than its kernel."""
+    layers = public_layers()
+    assert len(layers) > 40
+    for hidden, inner, experts, top_k, group in layers:
+        layout = BankLayout("octet32", Metadata.FOUR_BYTE, 32 if inner % group else group, True, True)
+        sizes = BankShape(experts, hidden, inner)
+        w13, w2 = tile(layout, sizes, W13), tile(layout, sizes, W2)
+        for tokens in (1, 2, 4, 8):
+            most = min(experts, tokens * top_k)
+            for shape in (found := shapes(layout, sizes, most)):
+                assert w13.loads <= 6 * shape.wide <= 6 * 1024
+                if shape.loads == EACH:
+                    assert w2.loads <= 6 * shape.threads <= 6 * 1024
+                else:
+                    assert shape.threads // w2.loads * shape.split * shape.loads >= most
+            assert any(shape.loads == EACH for shape in found), (hidden, inner, tokens)

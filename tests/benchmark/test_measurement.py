@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sm70_moe.benchmark.measurement import Findings, measure, measure_stand
+from sm70_moe.benchmark.measurement import Findings, Limit, measure, measure_stand
 from sm70_moe.benchmark.place import Place
 from sm70_moe.benchmark.protocol import Protocol
 from sm70_moe.benchmark.result import Row, Skipped
 from sm70_moe.benchmark.session import run
 from sm70_moe.cli.bench import measured
 from sm70_moe.errors import BackendError
+from sm70_moe.evidence.trial import Trial
 from sm70_moe.timings import RIGHT, UNJUDGED
 
 SMALL = Protocol(tokens=(1, 2), layers=4, banks=2, samples=7, captures=2, replays=1, warm=1)
@@ -26,7 +27,7 @@ def quiet(what: str) -> None:
 def one_stand(stage, tokens: int = 2, protocol: Protocol = SMALL, **setup) -> Findings:
     """Every arm on one stand."""
     findings = Findings()
-    measure_stand(stage.stand(stage.setup(**setup), tokens), protocol, stage.watch, findings, quiet)
+    measure_stand(stage.stand(stage.setup(**setup), tokens), protocol, stage.watch, findings, quiet, Limit())
     return findings
 
 
@@ -183,7 +184,7 @@ def test_what_the_command_measures(rehearse, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("sm70_moe.benchmark.report.versions", dict)
     admission = stage.plan.admission
     protocol = replace(SMALL, tokens=(1,), layers=2)
-    result, sent = measured(admission.policy, admission.settings, admission.machine, "cuda:0", protocol, True)
+    result, sent = measured(admission.policy, None, admission.settings, admission.machine, "cuda:0", protocol, True)
     assert result.ok
     assert {"separator", "floor", "roofline", "ours", "fused", "legacy"} == {r.arm for r in result.rows}
     assert len(sent["rows"]) == len(result.rows)
@@ -212,3 +213,35 @@ def test_an_error_of_the_device_ends_one_kind_only(rehearse, monkeypatch: pytest
     assert result.skipped == (
         Skipped("everything else", "CUDA error: an illegal memory access was encountered", metadata="4-byte"),
     )
+
+
+def test_nothing_new_is_begun_after_the_time(rehearse) -> None:
+    """Making weights counts; what was measured stays, the rest is named with the reason."""
+    stage = rehearse("sm_90")
+    seen: list[str] = []
+    now = iter(range(1000))
+    limit = Limit(seconds=9.5, start=0.0, clock=lambda: float(next(now)))
+    findings = Findings()
+    measure(stage.setup(), SMALL, stage.watch, findings, seen.append, limit)
+    assert len(findings.rows) == 10  # at seconds 0 to 9
+    assert {one.reason for one in findings.skipped} == {"no time left of 9.5 s"}
+    assert {one.arm for one in findings.skipped} >= {"ours", "legacy", "host time"}
+
+
+def test_a_run_without_time(rehearse) -> None:
+    """Not even weights are made."""
+    stage = rehearse("sm_90")
+    result = run(stage.plan, replace(SMALL, seconds=1e-9), stage.place, stage.launcher, quiet)
+    assert (result.rows, [one.arm for one in result.skipped]) == ((), ["everything else"])
+
+
+def test_equal_bits_are_judged_once(rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain and dependent launch give the same output: the reference decodes its experts for one of them."""
+    stage, judged = rehearse("sm_90"), []
+    original = Trial.judge
+    monkeypatch.setattr(Trial, "judge", lambda self, call: judged.append(self.route) or original(self, call))
+    found = verdicts(one_stand(stage))
+    assert {arm for arm, verdict in found.items() if verdict == RIGHT} == {
+        ("ours", "plain", "both"), ("ours", "dependent", "both"), ("legacy", "plain", "both")
+    }  # fmt: skip
+    assert judged == ["ours"]  # the fake's kernels are the portable arithmetic: `legacy` has the same bits

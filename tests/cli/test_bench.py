@@ -24,6 +24,7 @@ def row(arm: str, microseconds: float, **changes: object) -> Row:
     return Row.of([microseconds] * 7, arm=arm, **values)
 
 
+DATA = Path(__file__).parents[1] / "data"
 ROWS = (
     row("floor", 2.0, bytes=0),
     row("roofline", 6.5, shape="t128 s1 w200"),
@@ -53,8 +54,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Result], list[object]]:
     asked: list[object] = []
 
     def make(result: Result) -> list[object]:
-        def measured(policy, settings, machine, device, protocol, report):
-            asked.append((policy.name, device, protocol))
+        def measured(policy, facts, settings, machine, device, protocol, report):
+            asked.append((policy.name, device, protocol) if facts is None else (policy.name, facts, protocol))
             return result, {"sent": True} if report else None
 
         monkeypatch.setattr(bench, "probe", lambda **_: fake_machine())
@@ -102,6 +103,9 @@ def test_without_a_gpu(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (("--policy", "nothing"), "nothing"),
         (("--policy", "generic-awq"), "hidden"),
         (("--device", "cpu"), "'cpu'"),
+        (("--tp", "2"), "--tp 2"),
+        (("--layer", "absent"), "absent"),
+        (("--seconds", "0"), "seconds 0"),
         (("--device", "cuda:7"), "'cuda:7'"),
     ],
 )
@@ -206,6 +210,16 @@ def test_a_wrong_result_exits_1(command, on_gpu, tmp_path: Path) -> None:
     assert "WRONG" in ended.out
     assert "3 numbers were not written" in ended.out
     assert json.loads((tmp_path / "x.json").read_text())["ok"] is False
+
+
+def test_a_checkpoints_own_geometry(command, on_gpu, tmp_path: Path) -> None:
+    """The sizes of the first layer that is read here, on a rank of --tp; the policy is the one that fits."""
+    asked = on_gpu(RESULT)
+    ended = command("bench", "--layer", DATA / "tiny-qwen3-moe-awq", "--tp", 2, "--seconds", 50)
+    assert ended.code == 0, ended.err
+    ((policy, facts, protocol),) = asked
+    assert (facts.hidden, facts.intermediate_per_rank, facts.tensor_parallel, facts.device) == (256, 64, 2, "cuda:0")
+    assert (policy, protocol.seconds) == ("sample-awq-tp2", 50.0)
 
 
 def test_a_picture(command, on_gpu, tmp_path: Path) -> None:

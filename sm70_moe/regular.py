@@ -1,19 +1,18 @@
-"""Opening files that somebody else has put there: only regular ones, and never waiting for one."""
+"""Opening a checkpoint's files; what `opening` refuses is a CheckpointError that names the file."""
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from sm70_moe import opening
 from sm70_moe.errors import CheckpointError
 from sm70_moe.files import text_of
 
 LARGEST_TEXT = 100_000_000
-"""Bytes of a JSON file; the largest known index has 40,000,000."""
+"""Bytes of an index; the largest known has 40,000,000."""
 
 
 @contextmanager
@@ -24,29 +23,18 @@ def regular(path: Path) -> Iterator[BinaryIO]:
     device; links are followed.
     """
     try:
-        # a pipe that nobody writes to would block without O_NONBLOCK, which regular files ignore
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from error
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        kind = "folder" if stat.S_ISDIR(mode) else "pipe, socket or device"
-        raise CheckpointError(f"{path}: is a {kind}; accepted is a regular file")
-    try:
-        with os.fdopen(descriptor, "rb") as file:
+        with opening.opened(path) as file:
             yield file
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-def read_text(path: Path) -> bytes:
-    """All of a JSON file; raises CheckpointError for what `regular` refuses, an absurd length and a byte order mark."""
-    with regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > LARGEST_TEXT:
-            raise CheckpointError(f"{path}: {size} bytes; at most {LARGEST_TEXT} are accepted")
-        content = file.read()
+def read_text(path: Path, most: int = LARGEST_TEXT) -> bytes:
+    """All of a JSON file; raises CheckpointError for what `regular` refuses, more bytes and a byte order mark."""
+    try:
+        content = opening.content(path, most)
+    except OSError as error:
+        raise unreadable(path, error) from error
     try:
         text_of(content[:4])
     except UnicodeDecodeError:  # half a character, or no text at all: the reader's matter
@@ -62,14 +50,10 @@ def is_there(path: Path, *, followed: bool) -> bool:
     Raises CheckpointError if that cannot be told.
     """
     try:
-        os.stat(path, follow_symlinks=followed)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError) as error:
+        return opening.is_there(path, followed=followed)
+    except OSError as error:
         raise unreadable(path, error) from error
-    return True
 
 
-def unreadable(path: Path, error: OSError | ValueError) -> CheckpointError:
-    cause = error.strerror if isinstance(error, OSError) else error
-    return CheckpointError(f"{path}: cannot be read: {cause}")
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path}: cannot be read: {opening.reason(error)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -20,13 +20,17 @@ from typing import Annotated
 import msgspec
 
 from sm70_moe.errors import CheckpointError
-from sm70_moe.regular import is_there, read_text, regular
+from sm70_moe.opening import Stamp, stamp
+from sm70_moe.regular import is_there, read_text, regular, unreadable
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 LARGEST_HEADER = 100_000_000
 """Bytes; the safetensors library refuses longer headers too."""
+
+LARGEST_HEADERS = 250_000_000
+"""Bytes of all headers of a folder together; the largest known checkpoints have 40,000,000."""
 
 LONGEST_NAME = 255
 """Bytes of a file's name, as in every file system that matters."""
@@ -83,13 +87,14 @@ _INDEX = msgspec.json.Decoder(_Index)
 class Headers:
     """All tensors of a folder, by file and name.
 
-    `data` gives, for each file, where its data begins, in bytes. One map of all names would cost
-    a tenth of the loading time, and nothing needs it.
+    `data` gives, for each file, where its data begins, in bytes; `stamps` which file its header was read
+    from. One map of all names would cost a tenth of the loading time, and nothing needs it.
     """
 
     folder: Path
     shards: dict[str, dict[str, TensorEntry]]
     data: dict[str, int]
+    stamps: dict[str, Stamp]
 
     def __len__(self) -> int:
         return sum(map(len, self.shards.values()))
@@ -101,6 +106,26 @@ class Headers:
     def place(self, entry: TensorEntry) -> tuple[Path, int]:
         """The file of a tensor, and the byte in it at which the tensor starts."""
         return self.folder / entry.file, self.data[entry.file] + entry.start
+
+    def check(self, file: str, descriptor: int) -> None:
+        """Raise CheckpointError unless what was opened under this name is what the header was read from."""
+        self._same(file, stamp(os.fstat(descriptor)))
+
+    def check_all(self, files: Iterable[str]) -> None:
+        """The same of the files as their names lead to them now: before what was read of them is trusted."""
+        for file in files:
+            try:
+                found = stamp(os.stat(self.folder / file))
+            except OSError as error:
+                raise unreadable(self.folder / file, error) from error
+            self._same(file, found)
+
+    def _same(self, file: str, found: Stamp) -> None:
+        if found != self.stamps[file]:
+            raise CheckpointError(
+                f"{self.folder / file}: changed since its header was read: another file, size or time; open the "
+                "checkpoint again"
+            )
 
 
 def read_headers(folder: str | os.PathLike[str]) -> Headers:
@@ -116,11 +141,15 @@ def read_headers(folder: str | os.PathLike[str]) -> Headers:
     with _collector_paused():
         weight_map = _read_index(root)
         files = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
-        read = {file: _read_shard(root / file) for file in files}
-        shards = {file: entries for file, (entries, _) in read.items()}
+        read: dict[str, _Shard] = {}
+        for file in files:
+            read[file] = _read_shard(root / file, LARGEST_HEADERS - sum(shard.data for shard in read.values()))
+            _check_own(root, file, read)
+        shards = {file: shard.entries for file, shard in read.items()}
         if weight_map is not None:
             _check_index(weight_map, shards)
-    return Headers(root, shards, {file: data for file, (_, data) in read.items()})
+    data = {file: shard.data for file, shard in read.items()}
+    return Headers(root, shards, data, {file: shard.stamp for file, shard in read.items()})
 
 
 @contextmanager
@@ -163,16 +192,35 @@ def _check_name(index: Path, file: str) -> None:
         raise CheckpointError(f"{index}: file name {file[:80]!r}...; accepted are at most {LONGEST_NAME} bytes")
 
 
-def _read_shard(path: Path) -> tuple[dict[str, TensorEntry], int]:
-    """The checked entries of one file, and where its data begins."""
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """One file: its checked entries, where its data begins, and which file that was."""
+
+    entries: dict[str, TensorEntry]
+    data: int
+    stamp: Stamp
+
+
+def _check_own(root: Path, file: str, read: dict[str, _Shard]) -> None:
+    """Two names of one file: all of its tensors would be in two shards."""
+    for other, shard in read.items():
+        if other != file and shard.stamp[:2] == read[file].stamp[:2]:
+            raise CheckpointError(f"{root / file}: is the same file as {other}; accepted is a file for each shard")
+
+
+def _read_shard(path: Path, room: int) -> _Shard:
+    """Read one file, whose header may have `room` bytes."""
     with regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
+        found = stamp(os.fstat(file.fileno()))
+        size = found[2]
         prefix = file.read(8)
         if len(prefix) < 8:
             raise CheckpointError(f"{path}: truncated, {size} bytes do not hold a header")
         (length,) = struct.unpack("<Q", prefix)
         if length > LARGEST_HEADER:
             raise CheckpointError(f"{path}: header of {length} bytes; at most {LARGEST_HEADER} are accepted")
+        if length > room:
+            raise CheckpointError(f"{path}: with its header, all have more than the {LARGEST_HEADERS} accepted bytes")
         if 8 + length > size:
             raise CheckpointError(f"{path}: truncated, header of {length} bytes in a file of {size} bytes")
         entries = _decode(path, file.read(length))
@@ -181,7 +229,7 @@ def _read_shard(path: Path) -> tuple[dict[str, TensorEntry], int]:
     name = path.name
     for entry in entries.values():
         entry.file = name
-    return entries, 8 + length
+    return _Shard(entries, 8 + length, found)
 
 
 def _decode(path: Path, header: bytes) -> dict[str, TensorEntry]:

@@ -67,6 +67,7 @@ def _permuted(headers: Headers, entry: TensorEntry, group: int) -> bool:
     values = array(INDEX_CODES[entry.dtype])
     try:
         with regular(path) as file:
+            headers.check(entry.file, file.fileno())
             file.seek(start)
             values.fromfile(file, rows)
     except EOFError as error:

@@ -25,7 +25,7 @@ def layer_digest(headers: Headers, layer: str, tails: Mapping[str, TensorEntry],
     """SHA-256 over a layer's tensors (name, dtype, shape, file, place, samples) and its files (inode, size, times).
 
     `declared` is what else decides how the tensors are read. The folder's name does not count. Raises
-    CheckpointError for a file that is gone or is no regular one.
+    CheckpointError for a file that is gone, is no regular one or is another one than its header was read from.
     """
     digest = hashlib.sha256(f"{layer}\n{declared}\n".encode())
     lines = sorted(
@@ -37,9 +37,8 @@ def layer_digest(headers: Headers, layer: str, tails: Mapping[str, TensorEntry],
     for file in sorted({entry.file for entry in tails.values()}):
         path = headers.folder / file
         with regular(path) as opened:
-            found = os.fstat(opened.fileno())
-            stated = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-            digest.update(f"{file} {stated}\n".encode())
+            headers.check(file, opened.fileno())
+            digest.update(f"{file} {headers.stamps[file][1:]}\n".encode())
             for first, size in _places(headers, file, sampled):
                 content = os.pread(opened.fileno(), size, first)
                 if len(content) != size:

@@ -200,6 +200,7 @@ def one(
         report.replaced[found.file.name] = found.ignored
         typer.echo(f"{found.file}: not kept, {found.ignored}", err=True)
     if found.banks is not None:
+        source.check()  # the key was that of the files as they were before
         report.kept.append(found.file.name)
     else:
         try:

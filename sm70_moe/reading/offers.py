@@ -50,6 +50,14 @@ class Identified(Protocol):
 
 
 @runtime_checkable
+class Checkable(Protocol):
+    """Can tell whether what it reads from is still what it was when it was opened."""
+
+    def check(self) -> None:
+        """Raise CheckpointError that names what changed."""
+
+
+@runtime_checkable
 class Releasable(Protocol):
     """Holds memory that nobody needs once the banks are complete."""
 
@@ -95,6 +103,12 @@ def fetch(source: WeightSource, experts: range) -> None:
     if isinstance(source, Fetching):
         for expert in experts[: max(0, source.experts - experts.start)]:
             source.fetch(expert)
+
+
+def check(source: WeightSource) -> None:
+    """Before what was made of a source is kept or run: has it stayed the same?"""
+    if isinstance(source, Checkable):
+        source.check()
 
 
 def release(source: WeightSource) -> None:

@@ -17,6 +17,7 @@ import torch
 from sm70_moe.checkpoint.headers import Headers, TensorEntry
 from sm70_moe.errors import CheckpointError
 from sm70_moe.numbers.decoding import DTYPES
+from sm70_moe.opening import descriptor_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Files:
     """Files of a checkpoint while a few pieces are read; `opened` makes and closes them."""
 
     headers: Headers
-    descriptors: dict[Path, int] = field(default_factory=dict)
+    descriptors: dict[str, int] = field(default_factory=dict)
 
     def read(self, pieces: Sequence[Piece], names: Sequence[str]) -> torch.Tensor:
         """Pieces of one form (pieces, rows, columns): a view of their whole rows.
@@ -65,21 +66,29 @@ class Files:
             if into.size:
                 path, first, _ = piece.place(self.headers)
                 try:
-                    self._fill(path, into.data.cast("B"), first)
+                    self._fill(piece.entry.file, into.data.cast("B"), first)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{name}: {error}") from error
                 except (OSError, EOFError) as error:
                     raise CheckpointError(f"{name} in {path}: changed since its header was read: {error}") from error
         return found[..., form.columns.start : form.columns.stop]
 
-    def descriptor(self, path: Path) -> int:
-        if path not in self.descriptors:
-            # a pipe that has taken the file's place must not block; reading it fails
-            self.descriptors[path] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        return self.descriptors[path]
+    def descriptor(self, file: str) -> int:
+        """The open file of this name; CheckpointError for another one than the header was read from."""
+        if file not in self.descriptors:
+            found = descriptor_of(self.headers.folder / file)
+            try:
+                self.headers.check(file, found)
+            except BaseException:
+                os.close(found)
+                raise
+            self.descriptors[file] = found
+        return self.descriptors[file]
 
-    def _fill(self, path: Path, into: memoryview, first: int) -> None:
+    def _fill(self, file: str, into: memoryview, first: int) -> None:
         done = 0
         while done < len(into):
-            count = os.preadv(self.descriptor(path), [into[done:]], first + done)
+            count = os.preadv(self.descriptor(file), [into[done:]], first + done)
             if not count:
                 raise EOFError(f"it ends at byte {first + done}, the tensor at {first + len(into)}")
             done += count
@@ -98,9 +107,9 @@ def opened(headers: Headers) -> Iterator[Files]:
 
 def fetch(headers: Headers, pieces: Iterable[Piece]) -> None:
     """Let the system read these pieces' rows ahead, without waiting for them; a fault is left to `read`."""
-    with opened(headers) as files, suppress(OSError):
+    with opened(headers) as files, suppress(OSError, CheckpointError):
         for path, first, end in joined(piece.place(headers) for piece in pieces):
-            os.posix_fadvise(files.descriptor(path), first, end - first, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(files.descriptor(path.name), first, end - first, os.POSIX_FADV_WILLNEED)
 
 
 def joined(places: Iterable[tuple[Path, int, int]]) -> Iterator[tuple[Path, int, int]]:

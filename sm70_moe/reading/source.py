@@ -67,6 +67,10 @@ class CheckpointSource:
         layer = self.layer
         return layer_digest(self._reader.headers, layer.name, layer.tails, repr(layer.quantization))
 
+    def check(self) -> None:
+        """Raise CheckpointError if one of the layer's files changed since its header was read."""
+        self._reader.headers.check_all(sorted({entry.file for entry in self.layer.tails.values()}))
+
     @property
     def remarks(self) -> tuple[str, ...]:
         """What is worth saying of the values that were read so far."""

@@ -14,7 +14,7 @@ from sm70_moe.numbers.codes import WeightSource
 from sm70_moe.plan.memory import bank_shape
 from sm70_moe.plan.plan import Plan
 from sm70_moe.reading.loading import Counted, Progress
-from sm70_moe.reading.offers import Identified
+from sm70_moe.reading.offers import Identified, check
 
 Warn = Callable[[Path, str], None]
 """Called with a file of prepared banks, and why it is not used or could not be written."""
@@ -49,13 +49,17 @@ def key_of(plan: Plan, weights: WeightSource) -> Key | None:
 def prepare_banks(
     plan: Plan, weights: WeightSource, backend: Backend, device: str, progress: Progress | None = None
 ) -> Banks:
-    """Banks made from the weights; BackendError if some of the experts never arrived."""
+    """Banks made from the weights.
+
+    Raises BackendError if some of the experts never arrived, CheckpointError if a file changed meanwhile.
+    """
     shape = bank_shape(plan.admission)
     assert plan.layout is not None  # the caller has seen that a route runs the layer
     assert shape is not None
     source = weights if progress is None else Counted(weights, progress)
     banks = backend.prepare(source, plan.layout, shape, device)
     banks.require_complete()
+    check(weights)
     return banks
 
 
@@ -79,6 +83,7 @@ def cached_banks(
         return Prepared(prepare_banks(plan, weights, backend, device, progress))
     found = Found(None, cache.folder / key.file, distrust) if distrust else cache.load(key, device, progress)
     if found.banks is not None:
+        check(weights)  # the key was that of the files as they were before
         return Prepared(found.banks, found.file)
     if found.ignored:
         warn(found.file, f"not used, {found.ignored}; prepared again from the weights")

@@ -124,6 +124,7 @@ def test_changed_weights_make_the_file_stale(copy: Path, tmp_path: Path) -> None
     build(Watched(source), facts, tmp_path / "cache")
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes())
+    facts, source = facts_of(copy)
     watched = Watched(source)
     _, told = build(watched, facts, tmp_path / "cache")
     assert len(told) == 1

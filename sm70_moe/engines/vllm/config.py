@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-# no types: vLLM is not installed where this package is checked
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig  # type: ignore[import-not-found]
-
+from sm70_moe.engines.vllm.host import refusal, symbol
 from sm70_moe.engines.vllm.names import ACTIVATIONS, METHODS, MIN_CAPABILITY, QUANTIZATION
-from sm70_moe.errors import SettingsError
+from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.policy import load_policies
 from sm70_moe.settings.settings import Settings
 
 
-class Sm70AwqConfig(QuantizationConfig):  # type: ignore[misc]  # vLLM's class, see above
+class Sm70AwqConfig(symbol("QuantizationConfig")):  # type: ignore[misc]  # vLLM's class
     """Stands for AWQ, compressed-tensors and GPTQ checkpoints; `from_config` gives the one that fits.
 
     Cheap to import, since every process does it; the classes with kernels come with `from_config`.
@@ -47,6 +45,8 @@ class Sm70AwqConfig(QuantizationConfig):  # type: ignore[misc]  # vLLM's class, 
         """
         if user_quant != QUANTIZATION:
             return None
+        if refusal():
+            raise BackendError(f"--quantization {QUANTIZATION}: {refusal()}")
         method = method_of(hf_quant_cfg)
         if method not in METHODS:
             raise SettingsError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from sm70_moe.decision import obstacle_text
 from sm70_moe.engines.arrivals import ArrivedSource
+from sm70_moe.engines.vllm.host import symbol
 from sm70_moe.engines.vllm.names import SECTION
 from sm70_moe.engines.vllm.options import read_settings
 from sm70_moe.errors import BackendError
@@ -104,13 +105,9 @@ def reasons(plan: Plan) -> str:
 
 def rank_group() -> Any:
     """The CPU group of the ranks that share layers; None for a single rank."""
-    from vllm.distributed import get_tp_group  # type: ignore[import-not-found]  # not installed where checked
-
-    group = get_tp_group()
+    group = symbol("get_tp_group")()
     return group.cpu_group if group.world_size > 1 else None
 
 
 def world_rank() -> int:
-    from vllm.distributed.parallel_state import get_world_group  # type: ignore[import-not-found]  # as above
-
-    return int(get_world_group().rank)
+    return int(symbol("get_world_group")().rank)

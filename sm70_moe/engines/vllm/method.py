@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-# no types: vLLM is not installed where this package is checked
-from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase  # type: ignore[import-not-found]
-from vllm.model_executor.layers.fused_moe.config import (  # type: ignore[import-not-found]
-    FUSED_MOE_UNQUANTIZED_CONFIG,
-)
-
 from sm70_moe.engines.arrivals import Arrivals, ArrivedSource
 from sm70_moe.engines.vllm.engine import Engine
-from sm70_moe.engines.vllm.facts import matrix_names
+from sm70_moe.engines.vllm.host import symbol
 from sm70_moe.engines.vllm.names import HALVES, MATRICES
 from sm70_moe.errors import BackendError
 from sm70_moe.numbers.decoding import DTYPES
@@ -53,13 +47,13 @@ class TensorLoader:
         return part is not None if return_success else None
 
 
-class ExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's class, see above
+class ExpertsMethod(symbol("FusedMoEMethodBase")):  # type: ignore[misc]  # vLLM's class
     """Runs one layer under a plan. `plan` is what was admitted; the ranks may agree on another one."""
 
-    def __init__(self, engine: Engine, plan: Plan, layer: Any) -> None:
+    def __init__(self, engine: Engine, plan: Plan, layer: Any, names: Mapping[str, str]) -> None:
         super().__init__(layer.moe_config)
         self.engine, self.plan = engine, plan
-        self.arrivals = Arrivals(plan.admission.facts, matrix_names(layer))
+        self.arrivals = Arrivals(plan.admission.facts, names)
         self.experts: MoELayer | None = None
         self.handle = self.digest = ""
         engine.expect(plan)
@@ -108,7 +102,7 @@ class ExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's class, 
 
     def get_fused_moe_quant_config(self, layer: Any) -> Any:
         """A constant: None would be asked for again at every forward."""
-        return FUSED_MOE_UNQUANTIZED_CONFIG
+        return symbol("FUSED_MOE_UNQUANTIZED_CONFIG")
 
     def apply(self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any, *shared: Any, **more: Any) -> Any:
         """x (M, H), ids and router weights (M, k) -> this rank's share of (M, H).

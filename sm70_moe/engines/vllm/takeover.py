@@ -9,23 +9,12 @@ from typing import Any
 
 import torch
 
-# no types: vLLM is not installed where this package is checked
-from vllm.config import get_current_vllm_config  # type: ignore[import-not-found]
-from vllm.model_executor.layers.fused_moe import (  # type: ignore[import-not-found]
-    RoutedExperts,
-    UnquantizedFusedMoEMethod,
-)
-from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig  # type: ignore[import-not-found]
-from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig  # type: ignore[import-not-found]
-from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (  # type: ignore[import-not-found]
-    CompressedTensorsConfig,
-)
-
 from sm70_moe.checkpoint.fields import Fields
 from sm70_moe.checkpoint.methods import SKIP_LISTS, read_quantization
 from sm70_moe.checkpoint.quantization import QuantizationRules
 from sm70_moe.engines.vllm.engine import Engine, reasons
-from sm70_moe.engines.vllm.facts import declared, layer_facts, require_known
+from sm70_moe.engines.vllm.facts import declared, layer_facts, matrix_names, require_known
+from sm70_moe.engines.vllm.host import mapped_name, symbol
 from sm70_moe.engines.vllm.method import ExpertsMethod
 from sm70_moe.engines.vllm.names import ACTIVATIONS, MIN_CAPABILITY, QUANTIZATION
 from sm70_moe.errors import AdmissionRefused
@@ -57,16 +46,17 @@ class Takeover:
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         """Raises what admission raises, where vLLM builds the model: nothing swallows it there."""
-        if not isinstance(layer, RoutedExperts):
+        if not isinstance(layer, symbol("layer of experts")):
             return super().get_quant_method(layer, prefix)  # type: ignore[misc]  # as above
         engine = self._engine()
-        quantization = declared(self.rules(), layer, prefix)
+        names = matrix_names(layer, engine.host.model_config.model, prefix)
+        quantization = declared(self.rules(), layer, prefix, names)
         plan = engine.admit(layer_facts(layer, prefix, quantization, engine.host))
         if plan.supported:
             require_known(layer, prefix)
-            return ExpertsMethod(engine, plan, layer)
+            return ExpertsMethod(engine, plan, layer, names)
         if quantization.format == "none":
-            return engine.leave(UnquantizedFusedMoEMethod(layer.moe_config))
+            return engine.leave(symbol("UnquantizedFusedMoEMethod")(layer.moe_config))
         if quantization.format == "mixed":
             # vLLM would make one kind of parameter for all, and leave those without a tensor as memory was
             raise AdmissionRefused(prefix, plan.decisions, f"{prefix}: some experts are quantised and some are not")
@@ -82,7 +72,7 @@ class Takeover:
 
     def _engine(self) -> Engine:
         if self.engine is None or self.engine.closed:
-            self.engine = Engine(get_current_vllm_config())
+            self.engine = Engine(symbol("get_current_vllm_config")())
         return self.engine
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
@@ -100,9 +90,7 @@ class Takeover:
 
     @staticmethod
     def get_checkpoint_weight_mapper() -> Any:
-        from vllm.model_executor.models.utils import WeightsMapper  # type: ignore[import-not-found]  # as above
-
-        return WeightsMapper(orig_to_new_regex={ORDER_OF_OTHERS: None})
+        return symbol("WeightsMapper")(orig_to_new_regex={ORDER_OF_OTHERS: None})
 
     def get_name(self) -> str:
         return QUANTIZATION
@@ -120,18 +108,18 @@ def mapped(mapper: Any, entry: Any) -> Any:
     """A skip list's entry as the model has it; regular expressions and fragments stay as they are."""
     if not isinstance(entry, str) or entry.startswith("re:") or "." not in entry:
         return entry
-    return mapper.map_name(entry) or entry
+    return mapped_name(mapper, entry) or entry
 
 
-class Sm70Awq(Takeover, AutoAWQConfig):  # type: ignore[misc]  # vLLM's class, see above
+class Sm70Awq(Takeover, symbol("AWQ config")):  # type: ignore[misc]  # vLLM's class
     """AWQ."""
 
 
-class Sm70CompressedTensors(Takeover, CompressedTensorsConfig):  # type: ignore[misc]  # as above
+class Sm70CompressedTensors(Takeover, symbol("CompressedTensorsConfig")):  # type: ignore[misc]  # as above
     """compressed-tensors."""
 
 
-class Sm70Gptq(Takeover, AutoGPTQConfig):  # type: ignore[misc]  # as above
+class Sm70Gptq(Takeover, symbol("GPTQ config")):  # type: ignore[misc]  # as above
     """GPTQ."""
 
 

@@ -21,7 +21,7 @@ from sm70_moe.machine.devices import Device
 from sm70_moe.machine.machine import Machine
 from sm70_moe.policy import Policy, Route
 from sm70_moe.settings.flags import FlagValue
-from sm70_moe.settings.settings import Settings
+from sm70_moe.settings.settings import MOST_RESIDENT_TOKENS, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,7 @@ def admit(
     )
 
 
-RESIDENT_CAP = 32
-"""Resident scratch never serves more tokens than this (CONTRACT 2)."""
-
-
 def resident_tokens(override: int, facts: LayerFacts) -> int:
     """Tokens that the resident scratch is sized for; the cap where the engine did not say."""
-    derived = (facts.max_sequences or RESIDENT_CAP) * (facts.speculative_width or 1)
-    return min(RESIDENT_CAP, override or derived)
+    derived = (facts.max_sequences or MOST_RESIDENT_TOKENS) * (facts.speculative_width or 1)
+    return min(MOST_RESIDENT_TOKENS, override or derived)

@@ -36,7 +36,7 @@ from sm70_moe.settings.variables import (
     report_names,
 )
 
-MOST_TOKENS = 32
+MOST_RESIDENT_TOKENS = 32
 """Resident scratch never serves more tokens than this (CONTRACT 2)."""
 
 FlagArguments = tuple[tuple[str, str], ...]
@@ -45,8 +45,10 @@ FlagArguments = tuple[tuple[str, str], ...]
 
 def parse_tokens(variable: str, text: str) -> int:
     """Read a number of tokens: plain decimal digits, no sign, spaces, underscores or leading zeros."""
-    if not re.fullmatch("0|[1-9][0-9]?", text) or int(text) > MOST_TOKENS:
-        raise SettingsError(f"{variable}={text!r}: accepted is 0 (derive), or a whole number from 1 to {MOST_TOKENS}")
+    if not re.fullmatch("0|[1-9][0-9]?", text) or int(text) > MOST_RESIDENT_TOKENS:
+        raise SettingsError(
+            f"{variable}={text!r}: accepted is 0 (derive), or a whole number from 1 to {MOST_RESIDENT_TOKENS}"
+        )
     return int(text)
 
 
@@ -162,9 +164,10 @@ class Settings(BaseSettings):
     kernel_cache: Annotated[Path | bool, from_text(parse_place), AfterValidator(rooted)] = True
     """Folder of kernels that are compiled on this machine; True is the user's cache directory, False compiles none."""
     dependent_launch: Annotated[bool, from_text(parse_switch)] = True
-    proof: Annotated[bool, from_text(parse_switch)] = True
     """Kernels of one call may overlap where the device can do that and its self-test passes."""
-    persistent_tokens: Annotated[int, from_text(parse_tokens), Field(ge=0, le=MOST_TOKENS)] = 0
+    proof: Annotated[bool, from_text(parse_switch)] = True
+    """Native routes of a layer are proven on its own banks before they are kept."""
+    persistent_tokens: Annotated[int, from_text(parse_tokens), Field(ge=0, le=MOST_RESIDENT_TOKENS)] = 0
     """Tokens that resident scratch is sized for; 0 derives it from what the engine will send."""
 
     _arguments: frozenset[str] = PrivateAttr(frozenset())

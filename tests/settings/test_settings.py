@@ -118,9 +118,19 @@ def test_each_variable_sets_its_field(name: str, text: str, setting: str, value:
 
 
 @pytest.mark.parametrize(
+    ("text", "place"), [("0", False), ("1", True), ("k", Path("k")), ("01", Path("01")), ("/a/1", Path("/a/1"))]
+)
+def test_a_place_for_compiled_kernels_is_nowhere_the_usual_one_or_a_folder(text: str, place: Path | bool) -> None:
+    """`0`, `1` or a path, which is that of the moment."""
+    settings = Settings.from_env({"SM70_MOE_KERNEL_CACHE": text})
+    assert settings.kernel_cache == (place if isinstance(place, bool) else place.absolute())
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("SM70_MOE_POLICY", ""),
+        ("SM70_MOE_KERNEL_CACHE", " "),
         ("SM70_MOE_POLICY", "  "),
         ("SM70_MOE_JOURNAL", ""),
         ("SM70_MOE_STRICT", ""),
@@ -310,19 +320,29 @@ def test_all_problems_come_in_one_error() -> None:
         journal="",
         unheard_of=3,
     )
-    assert len(message.splitlines()) == 9
-    for name in (
-        "SM70_MOE_STRICT",
-        "SM70_MOE_LAYER_ALLOWLIST",
-        DENY,
-        TOKENS,
-        QPN,
-        "SM70_MOE_BATCHED_BANKS",
-        "argument qpn_m1",
-        "argument journal",
-        "argument unheard_of",
-    ):
-        assert name in message
+    first = [line.partition("=")[0] for line in message.splitlines()]
+    assert sorted(first) == sorted(
+        [
+            "SM70_MOE_STRICT",
+            "SM70_MOE_LAYER_ALLOWLIST",
+            "SM70_MOE_LAYER_DENYLIST",
+            TOKENS,
+            QPN,
+            "SM70_MOE_BATCHED_BANKS",
+            "argument qpn_m1",
+            "argument journal",
+            "argument unheard_of",
+        ]
+    )
+
+
+def test_all_flags_among_the_arguments_that_are_wrong_have_a_line_each() -> None:
+    """And a place inside a value is told by its path."""
+    message = refusal({}, flags={"qpn_m1": "on", "grouped_decode": "2"})
+    assert [line.partition("=")[0] for line in message.splitlines()] == ["argument grouped_decode", "argument qpn_m1"]
+    with pytest.raises(SettingsError) as caught:
+        Settings(flag_arguments=(("qpn_m1", 1),))
+    assert str(caught.value).startswith("argument flag_arguments.0.1=1: ")
 
 
 # .env files
@@ -340,6 +360,14 @@ def test_an_env_file_is_read_as_such_files_are_written(tmp_path: Path) -> None:
     assert settings.journal == Path.cwd() / "a b"
     assert settings.policy == "${HOME}"
     assert "PASSWORD" not in settings.variables
+
+
+def test_lines_of_an_env_file_end_as_on_any_system(tmp_path: Path) -> None:
+    """A value over two lines has one line end between them, whatever wrote the file."""
+    path = tmp_path / ".env"
+    path.write_bytes(b"SM70_MOE_STRICT=1\r\nSM70_MOE_POLICY='a\r\nb'\r\n")
+    settings = Settings.from_env({}, env_file=path)
+    assert (settings.strict, settings.policy) == (True, "a\nb")
 
 
 def test_a_missing_env_file_is_an_error(tmp_path: Path) -> None:
@@ -481,6 +509,7 @@ def test_a_policy_makes_its_names_known() -> None:
     settings = Settings.from_env({"VLLM_SM70_SPECIAL": "1", "SM70_MOE_SPECIAL": "1"})
     assert [notice.name for notice in settings.notices([])] == ["SM70_MOE_SPECIAL", "VLLM_SM70_SPECIAL"]
     assert settings.notices([POLICY]) == ()
+    assert settings.notices([POLICY, Policy()]) == ()
 
 
 def test_a_name_in_the_wrong_case_is_reported() -> None:
@@ -494,6 +523,18 @@ def test_a_flag_argument_that_no_policy_has_is_reported() -> None:
     """A misspelt argument has no more effect than a misspelt variable."""
     settings = Settings.from_env({}, flags={"qpn_m2": "1", "special": "1", "qpn_m1": "1"})
     assert settings.notices([POLICY]) == (Notice(NoticeKind.UNKNOWN, ("argument qpn_m2",), "qpn_m1"),)
+    assert settings.notices([POLICY, Policy()]) == settings.notices([POLICY])
+
+
+def test_everything_that_nobody_knows_is_reported_together() -> None:
+    """Variables and several arguments; strict mode gives each a line."""
+    settings = Settings.from_env({"SM70_MOE_STRIKT": "1"}, flags={"banana": "1", "cherry": "0"})
+    assert [notice.name for notice in settings.notices([])] == ["SM70_MOE_STRIKT", "argument banana", "argument cherry"]
+    with pytest.raises(SettingsError) as caught:
+        settings.model_copy(update={"strict": True}).notices([])
+    assert [line.split(":")[0].split(" is ")[0] for line in str(caught.value).splitlines()] == [
+        notice.text.split(":")[0].split(" is ")[0] for notice in settings.notices([])
+    ]
 
 
 def test_strict_mode_refuses_unknown_and_retired_names(monkeypatch: pytest.MonkeyPatch) -> None:

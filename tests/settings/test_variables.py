@@ -112,6 +112,20 @@ def test_the_nearest_name(name: str, nearest: str | None) -> None:
     assert nearest_name(name, KNOWN_NAMES) == nearest
 
 
+def test_of_two_names_that_are_as_near_the_one_with_our_prefix_is_meant() -> None:
+    """Both prefixes are ours, and what follows is the same; nothing is near where nothing is known."""
+    both = ["SM70_MOE_TUNE", "VLLM_SM70_TUNE"]
+    assert nearest_name("SM70_MOE_TUNES", both) == "SM70_MOE_TUNE"
+    assert nearest_name("VLLM_SM70_TUNES", both) == "VLLM_SM70_TUNE"
+    assert nearest_name("SM70_MOE_TUNE", []) is None
+
+
+def test_how_near_is_near() -> None:
+    """Six letters of ten, counted in both, are enough."""
+    assert nearest_name("SM70_MOE_ABCDE", ["SM70_MOE_ABCXY"]) == "SM70_MOE_ABCXY"  # 2 x 3 of 5 + 5
+    assert nearest_name("SM70_MOE_ABCDE", ["SM70_MOE_ABXYZ"]) is None
+
+
 @pytest.mark.parametrize(
     ("name", "container"),
     [

@@ -76,13 +76,7 @@ def layout(option: str, wanted: Wanted) -> Finding:
     found, ability = f"{wanted.banks.order} {wanted.banks.metadata.value}", declared(option)
     if ability is not None and ability.reads.takes(wanted.banks):
         return Finding.passed("kernel layout", found)
-    reads = ability.reads if ability else None
-    pairs = (
-        [f"{order} {kind.value}" for order in sorted(reads.orders) for kind in Metadata if kind in reads.metadata]
-        if reads
-        else []
-    )
-    accepted: list[Plain] = [*pairs]
+    accepted: list[Plain] = [*readable(ability.reads)] if ability else []
     return Finding.failed("kernel layout", Reason.LAYOUT_UNREADABLE, accepted, found)
 
 

@@ -25,6 +25,7 @@ SIZES = {"hidden": 64, "intermediate": 96, "experts": 3, "top_k": 2, "layers": 1
 
 # no deadline: a busy machine is no failure, and no test of this suite measures time
 settings.register_profile("suite", deadline=None, print_blob=True)
+settings.register_profile("quick", deadline=None, print_blob=True, max_examples=10)  # mutation runs
 settings.load_profile("suite")
 
 

@@ -55,6 +55,7 @@ class Case:
         self.decisions: dict[str, Decision] = {}
         self.abilities: dict[str, Capability | None] = {}
         self._run: dict[str, tuple[Finding, ...]] = {}
+        self._against: dict[tuple[Check, ...], tuple[Finding, ...]] = {}
 
     def decide(self) -> tuple[tuple[Route, ...], BankLayout | None]:
         """Decide everything; the routes that are left, and the one layout that all of them read."""
@@ -93,15 +94,19 @@ class Case:
             *self.objections.get(name, ()),
         )
         last = self.policy.routes[-1].name
-        if all_passed(findings) and not self.decisions[last].admitted:
-            findings = (*findings, self.need(last))
-        outcome = self.outcome(findings, flag.state)
+        passed = all_passed(findings)
+        if passed and not self.decisions[last].admitted:
+            findings, passed = (*findings, self.need(last)), False
+        outcome = Outcome.ADMITTED if passed else self.stopped(findings, flag.state)
         return Decision(name, feature.kind, outcome, findings, flag.state.value, flag.source)
 
     def against_contract(self, checks: tuple[Check, ...]) -> tuple[Finding, ...]:
         """The base findings, each replaced where the contract is stricter about the same thing."""
-        stricter = (self.contract[check] for check in checks if check in self.contract)
-        return tuple({**self.base, **{finding.check: finding for finding in stricter}}.values())
+        if checks not in self._against:  # most features of a policy insist on the same
+            stricter = (self.contract[check] for check in checks if check in self.contract)
+            found = {**self.base, **{finding.check: finding for finding in stricter}}
+            self._against[checks] = tuple(found.values())
+        return self._against[checks]
 
     def to_run(self, name: str, feature: Feature) -> tuple[Finding, ...]:
         """What the machine must have for this feature."""
@@ -128,7 +133,7 @@ class Case:
 
     def backend(self, route: Route) -> tuple[Finding, ...]:
         architecture = self.device.architecture if self.device else None
-        ability, findings = backend_findings(route, self.layer.facts, architecture, self.machine)
+        ability, findings = backend_findings(route, self.layer, architecture, self.machine)
         self.abilities[route.backend] = ability
         return findings
 
@@ -161,9 +166,8 @@ class Case:
             return Finding.passed(f"needs {other}", "admitted")
         return Finding.failed(f"needs {other}", Reason.NEED_NOT_ADMITTED, "admitted", decision.outcome.value)
 
-    def outcome(self, findings: tuple[Finding, ...], state: FlagState) -> Outcome:
-        if all_passed(findings):
-            return Outcome.ADMITTED
+    def stopped(self, findings: tuple[Finding, ...], state: FlagState) -> Outcome:
+        """What becomes of a feature with findings against it."""
         if state is not FlagState.REQUIRE:
             return Outcome.FELL_BACK
         tolerated = self.policy.on.mixed_model == "admit-the-rest" and self.odd_layer(findings)

@@ -249,8 +249,10 @@ class Settings(BaseSettings):
         problems: list[str] = []
         values: dict[str, FlagValue] = {}
         for name, feature in policy.features.items():
-            with noted(problems):
+            try:  # not `noted`: this runs for every layer
                 values[name] = self.flag(name, feature.env, FlagState(feature.unset))
+            except SettingsError as problem:
+                problems.append(str(problem))
         if problems:
             raise SettingsError("\n".join(problems))
         return MappingProxyType(values)
@@ -262,6 +264,8 @@ class Settings(BaseSettings):
         the policy has under another name: neither must be dropped in silence. A `0` for what the
         policy does not have at all is met already, and left out.
         """
+        if not self.given and not self.flag_arguments:
+            return MappingProxyType({})
         features = {name: row.setting for row in FLAGS for name in row.names}
         for feature, declared in policy.features.items():
             for name in (*declared.env, own_name(feature)):

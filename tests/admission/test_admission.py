@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sm70_moe.admission.admit import Admission, admit, resident_tokens
-from sm70_moe.decision import Finding, Outcome, Reason, Status
+from sm70_moe.decision import Decision, Finding, Outcome, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.capability import Capability, Reads, Span
 from sm70_moe.kernels.protocol import Broken
@@ -450,3 +450,118 @@ def test_a_check_written_as_a_generator_counts() -> None:
     machine = fake_machine()
     backends = MappingProxyType({**machine.backends, "qpn": Yields(frozenset({"octet32"}), ())})
     assert first(machine=replace(machine, backends=backends)).decision("qpn_m1").reasons == (Reason.HIDDEN,)
+
+
+# ---- a layer that is near another policy's contract ------------------------------------------------
+
+NEAR = load_policy("qwen3-30b-a3b-awq-tp4")
+
+
+def near_miss(others: list[Policy], **changes: Any) -> Decision:
+    """The decision over `qpn_m1=1` for a layer like the first contract's that `generic-awq` speaks about."""
+    return admit(
+        GENERIC, settings({"qpn_m1": "1"}), contract_facts(FIRST, **changes), fake_machine(), others=iter(others)
+    ).decision("qpn_m1")
+
+
+def test_a_near_miss_is_told_by_what_differs() -> None:
+    """One fact differs from the first contract, more from the others: that policy and that fact are named."""
+    decision = near_miss([NEAR, FIRST, GENERIC], top_k=8)
+    assert (decision.outcome, decision.reasons) == (Outcome.REFUSED, (Reason.FLAG_UNDECLARED, Reason.TOP_K))
+    flag, differs = decision.findings
+    assert (flag.check, flag.expected, flag.observed) == ("flag", list(GENERIC.features), "qpn_m1")
+    assert FIRST.name in flag.hint
+    assert GENERIC.name in flag.hint
+    assert "top-k" in flag.hint
+    assert (differs.check, differs.expected, differs.observed) == ("top-k", 10, 8)
+
+
+def test_the_nearest_of_several_is_told_with_all_that_differs() -> None:
+    """What is not known differs, too, and what agrees is left out."""
+    decision = near_miss([NEAR, FIRST], activations=None, experts=256)
+    assert [(f.check, f.status) for f in decision.findings[1:]] == [
+        ("experts", Status.FAIL),
+        ("activation dtype", Status.UNKNOWN),
+    ]
+
+
+def test_policies_that_are_as_near_are_told_in_the_order_of_their_names() -> None:
+    """The same answer on every rank, whatever order policies were read in."""
+    twins = [FIRST.model_copy(update={"name": name}) for name in ("b", "a", "c")]
+    hints = {near_miss([*twins[n:], *twins[:n]], top_k=8).findings[0].hint for n in range(3)}
+    assert len(hints) == 1
+    assert "; a has the flag" in hints.pop()
+
+
+def test_nothing_differs_where_only_the_choice_does() -> None:
+    """The layer meets the other contract in full: the hint says how that policy is named."""
+    decision = near_miss([FIRST])
+    assert decision.reasons == (Reason.FLAG_UNDECLARED,)
+    assert "SM70_MOE_POLICY" in decision.findings[0].hint
+
+
+def test_no_policy_has_the_flag() -> None:
+    """Then the policy's own flags are all that can be told; one without features has none."""
+    (finding,) = near_miss([GENERIC]).findings
+    assert (finding.check, finding.expected, finding.observed) == ("flag", list(GENERIC.features), "qpn_m1")
+    bare = GENERIC.model_copy(update={"features": {}, "routes": GENERIC.routes[-1:]})
+    (finding,) = (
+        admit(bare, settings({"qpn_m1": "1"}), contract_facts(FIRST), fake_machine()).decision("qpn_m1").findings
+    )
+    assert finding.expected == []
+    assert finding.hint != near_miss([GENERIC]).findings[0].hint
+
+
+# ---- sizes that no bank holds ------------------------------------------------------------------------
+
+SAMPLE = load_policy("sample-awq-tp2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "matrix", "size"),
+    [
+        ({"hidden": 2880, "intermediate": 1440, "checkpoint_group": -1}, "W2", "K = 720"),
+        ({"hidden": 2880, "intermediate": 1440, "checkpoint_group": 48}, "W2", "K = 720"),
+        ({"hidden": 720, "intermediate": 1920, "checkpoint_group": -1}, "W13", "K = 720"),
+    ],
+)
+def test_sizes_that_the_policys_bank_order_does_not_hold_are_refused_at_admission(
+    changes: dict[str, Any], matrix: str, size: str
+) -> None:
+    """`octet32` holds blocks of 32 rows: a layer that passes every other check cannot be prepared, and that is said."""
+    assert SAMPLE.routes[-1].order == "octet32"
+    admission = admit(SAMPLE, settings(), contract_facts(SAMPLE, **changes), fake_machine())
+    assert (admission.supported, admission.routes) == (False, ())
+    (finding,) = [f for f in admission.last_resort.findings if f.check == "bank order"]
+    assert (finding.reason, finding.expected) == (Reason.BANK_SIZES, "sizes that octet32 holds")
+    assert isinstance(finding.observed, str)
+    assert finding.observed.startswith(f"{matrix}: {size}")
+
+
+def test_an_open_order_becomes_one_that_holds_the_sizes() -> None:
+    """Where the policy leaves the order open, the same layer runs on tiles."""
+    facts = contract_facts(SAMPLE, hidden=2880, intermediate=1440, checkpoint_group=48)
+    layout = admit(GENERIC, settings(), facts, fake_machine()).layout
+    assert layout is not None
+    assert layout.order == "tile32x8"
+
+
+def test_contract_facts_without_parallel_sizes_are_one_rank() -> None:
+    """What the contract leaves open: one rank, AWQ, and the first layer of a model."""
+    facts = contract_facts(GENERIC)
+    assert (facts.tensor_parallel, facts.expert_parallel, facts.layer, facts.index) == (
+        1,
+        1,
+        "model.layers.0.mlp.experts",
+        0,
+    )
+    assert (facts.format, facts.packing) == ("awq", "gemm")
+
+
+def test_findings_of_needs_and_flags_have_names() -> None:
+    """Who reads a record finds a finding by its check."""
+    decision = first({"legacy_single_token": "0"}).decision("qpn_m1")
+    (finding,) = decision.obstacles
+    assert (finding.check, finding.expected, finding.observed) == ("needs legacy_single_token", "admitted", "off")
+    passed = next(f for f in first().decision("qpn_m1").findings if f.check.startswith("needs "))
+    assert (passed.status, passed.observed) == (Status.PASS, "admitted")

@@ -66,7 +66,7 @@ def copy_checkout(place: Path) -> None:
 def configure(place: Path, files: list[str], tests: list[str]) -> None:
     """mutmut reads setup.cfg of the folder that it runs in."""
     content = configparser.ConfigParser()
-    options = ["-p", "no:cacheprovider", "--benchmark-disable", "-k", STARTS_ANOTHER]
+    options = ["-p", "no:cacheprovider", "--benchmark-disable", "--hypothesis-profile=quick", "-k", STARTS_ANOTHER]
     content["mutmut"] = {
         "source_paths": "\nsm70_moe",
         "only_mutate": "\n" + "\n".join(files),

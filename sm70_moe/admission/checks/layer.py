@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sm70_moe.decision import Finding, Plain, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import CHECK as SHARD
 from sm70_moe.grouping import Grouping, group_layer
+from sm70_moe.layout import BankShape
 from sm70_moe.numbers.formats import ACT_ORDER, BITS, READABLE
 
 __all__ = ["BITS", "READABLE", "Layer", "equal", "look_at", "positive", "weight_format"]
@@ -25,6 +27,10 @@ class Layer:
     facts: LayerFacts
     grouping: Grouping | None
     base: tuple[Finding, ...]
+    sizes: Mapping[str, int | None]
+    """Hidden size, one rank's intermediate size, experts and top-k; None is not known."""
+    shape: BankShape | None
+    """Banks with these sizes, all experts on one rank; None where a size is not known."""
 
     @property
     def readable(self) -> bool:
@@ -57,7 +63,12 @@ def look_at(facts: LayerFacts) -> Layer:
         positive("experts", Reason.EXPERTS, facts.experts),
         positive("top-k", Reason.TOP_K, facts.top_k),
     )
-    return Layer(facts, grouping if isinstance(grouping, Grouping) else None, base)
+    hidden, intermediate, experts = facts.hidden, facts.intermediate_per_rank, facts.experts
+    sizes = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": facts.top_k}
+    shape = None
+    if hidden is not None and intermediate is not None and experts is not None:
+        shape = BankShape(experts, hidden, intermediate)
+    return Layer(facts, grouping if isinstance(grouping, Grouping) else None, base, sizes, shape)
 
 
 def weight_format(facts: LayerFacts) -> Finding:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sm70_moe.admission.checks.layer import Layer
 from sm70_moe.decision import Finding, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.capability import Capability
 from sm70_moe.kernels.declared import BUILT_IN
 from sm70_moe.kernels.native.refusal import Crash, Refusal
 from sm70_moe.kernels.protocol import Backend, Broken
-from sm70_moe.layout import BankShape
 from sm70_moe.machine.build import Build
 from sm70_moe.machine.devices import Device
 from sm70_moe.machine.machine import Machine
@@ -98,7 +98,7 @@ def layer_device(facts: LayerFacts, machine: Machine) -> tuple[Finding, Device |
 
 
 def backend_findings(
-    route: Route, facts: LayerFacts, architecture: str | None, machine: Machine
+    route: Route, layer: Layer, architecture: str | None, machine: Machine
 ) -> tuple[Capability | None, tuple[Finding, ...]]:
     """Is the route's backend there, does it load, can it run what the route promises of this layer?
 
@@ -112,7 +112,7 @@ def backend_findings(
         return None, (Finding.failed("backend", Reason.BACKEND_BROKEN, name, backend.error),)
     try:
         ability = ability_of(backend, architecture)
-        own = objections(backend, facts)
+        own = objections(backend, layer)
     except (Exception, SystemExit) as error:
         return None, (Finding.broke("backend", error),)
     if ability is None and name not in BUILT_IN:  # of a built-in one the build has told already
@@ -120,7 +120,7 @@ def backend_findings(
         missing = Finding.failed("backend", Reason.ARCH_MISSING, wanted, "none")
         return None, (missing, *own)
     passed = () if any(f.check == "backend" for f in own) else (Finding.passed("backend", name),)
-    return ability, (*passed, *own, *(fitting(route, ability, facts) if ability else ()))
+    return ability, (*passed, *own, *(fitting(route, ability, layer) if ability else ()))
 
 
 def ability_of(backend: Backend, architecture: str | None) -> Capability | None:
@@ -131,29 +131,23 @@ def ability_of(backend: Backend, architecture: str | None) -> Capability | None:
     return ability
 
 
-def objections(backend: Backend, facts: LayerFacts) -> tuple[Finding, ...]:
+def objections(backend: Backend, layer: Layer) -> tuple[Finding, ...]:
     """What a backend itself says of a layer. Raises TypeError unless these are findings."""
-    own = tuple(backend.check(facts))
+    own = tuple(backend.check(layer.facts))
     if not all(isinstance(finding, Finding) for finding in own):
         raise TypeError(f"check() gave {own!r}; accepted are findings")
-    if None not in (facts.hidden, facts.intermediate_per_rank, facts.experts, facts.top_k):
-        shape = BankShape(facts.experts or 0, facts.hidden or 0, facts.intermediate_per_rank or 0)
-        int(backend.workspace(shape, facts.top_k or 0, 1))  # a plan asks it: one that raises is seen here
+    if layer.shape is not None and layer.facts.top_k is not None:
+        int(backend.workspace(layer.shape, layer.facts.top_k, 1))  # a plan asks it: one that raises is seen here
     return own
 
 
-def fitting(route: Route, ability: Capability, facts: LayerFacts) -> Iterator[Finding]:
+def fitting(route: Route, ability: Capability, layer: Layer) -> Iterator[Finding]:
     """What a route promises, and what a layer is, against what the backend can."""
-    sizes = {
-        "hidden": facts.hidden,
-        "intermediate": facts.intermediate_per_rank,
-        "experts": facts.experts,
-        "top_k": facts.top_k,
-    }
-    tokens = ability.tokens_finding(route.tokens.first, route.tokens.last)
-    dtype = ability.dtype_finding(facts.activations)
-    yield from (finding for finding in (tokens, dtype) if finding is not None)
-    yield from ability.size_findings(sizes)
+    if (tokens := ability.tokens_finding(route.tokens.first, route.tokens.last)) is not None:
+        yield tokens
+    if (dtype := ability.dtype_finding(layer.facts.activations)) is not None:
+        yield dtype
+    yield from ability.size_findings(layer.sizes)
 
 
 def option_finding(feature: str, backends: tuple[str, ...], machine: Machine) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sm70_moe.decision import Finding
@@ -60,20 +61,11 @@ class LegacyBackend:
     def workspace(self, shape: BankShape, top_k: int, tokens: int) -> int:
         """Bytes that one call takes at most beyond its arguments, with an export or without; bounded
         whatever `tokens` is."""
-        if not tokens:
-            return 0
-        rows = min(tokens, self.chunk(shape, top_k, NARROWEST))
-        held = max(
-            min(tokens, self.chunk(shape, top_k, element)) * slot_bytes(shape, top_k, element)
-            for element in (NARROWEST, WIDEST)
-        )
-        largest = 2 * shape.hidden * shape.intermediate
-        combined = max(COMBINE_BYTES, 16 * 8 * shape.hidden)
-        return held + block_bytes(rows * top_k, shape.experts) + largest * DECODE_BYTES + combined
+        return workspace_bytes(self.chunk_bytes, shape, top_k, tokens) if tokens else 0
 
     def chunk(self, shape: BankShape, top_k: int, element: int) -> int:
         """Tokens that are run at once, at least one; `element` counts bytes of x's dtype."""
-        return max(1, self.chunk_bytes // max(1, slot_bytes(shape, top_k, element)))
+        return chunk_tokens(self.chunk_bytes, shape, top_k, element)
 
     def prepare(self, source: WeightSource, layout: BankLayout, shape: BankShape, device: str) -> Banks:
         """Read this rank's weights into banks; every built-in backend reads the same ones."""
@@ -94,6 +86,24 @@ class LegacyBackend:
         banks.require_complete()
         check_call(banks, call)
         run_experts(banks, call, self.chunk(banks.shape, call.ids.shape[1], call.x.element_size()))
+
+
+def chunk_tokens(chunk_bytes: int, shape: BankShape, top_k: int, element: int) -> int:
+    """Tokens whose slots fit in `chunk_bytes`, at least one."""
+    return max(1, chunk_bytes // max(1, slot_bytes(shape, top_k, element)))
+
+
+@lru_cache(maxsize=256)  # the layers of a model are alike
+def workspace_bytes(chunk_bytes: int, shape: BankShape, top_k: int, tokens: int) -> int:
+    """See `LegacyBackend.workspace`; `tokens` is not 0."""
+    rows = min(tokens, chunk_tokens(chunk_bytes, shape, top_k, NARROWEST))
+    held = max(
+        min(tokens, chunk_tokens(chunk_bytes, shape, top_k, element)) * slot_bytes(shape, top_k, element)
+        for element in (NARROWEST, WIDEST)
+    )
+    largest = 2 * shape.hidden * shape.intermediate
+    combined = max(COMBINE_BYTES, 16 * 8 * shape.hidden)
+    return held + block_bytes(rows * top_k, shape.experts) + largest * DECODE_BYTES + combined
 
 
 def slot_bytes(shape: BankShape, top_k: int, element: int) -> int:

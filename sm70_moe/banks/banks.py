@@ -64,14 +64,9 @@ class Bank:
         """Is each plane one tensor, so that an expert can be picked without asking the host?"""
         return all(isinstance(stack, torch.Tensor) for stack in self.planes.values())
 
-    def of(self, expert: int | torch.Tensor) -> Planes:
-        """The planes of one expert: views; copies where a tensor (1,) on the device names the expert.
-
-        Only a batched bank can be asked in the second way, and nothing is synchronised then.
-        """
-        if isinstance(expert, int):
-            return {name: stack[expert] for name, stack in self.planes.items()}
-        return {name: torch.index_select(whole(stack), 0, expert)[0] for name, stack in self.planes.items()}
+    def of(self, expert: int) -> Planes:
+        """The planes of one expert: views."""
+        return {name: stack[expert] for name, stack in self.planes.items()}
 
     def run(self, experts: range) -> Planes:
         """The planes of neighbouring experts of a batched bank, experts first: views."""
@@ -99,9 +94,17 @@ class Bank:
         """FP16 scale and bias of one expert, each (K/g, N), the same bits from any metadata."""
         return self.packing.groups(self.stored, self.of(expert))
 
-    def dequantise(self, expert: int | torch.Tensor) -> torch.Tensor:
-        """FP16 weights (N, K) of one expert, a row for each column as it lies in the bank; see `of`."""
+    def dequantise(self, expert: int) -> torch.Tensor:
+        """FP16 weights (N, K) of one expert, a row for each column as it lies in the bank."""
         return self.packing.dequantise(self.stored, self.of(expert), self.columns)
+
+    def gather(self, experts: torch.Tensor) -> torch.Tensor:
+        """FP16 weights (P, N, K) of the experts that a tensor (P,) on the device names, of a batched bank.
+
+        The same bits as `dequantise`; nothing waits for the device.
+        """
+        planes = {name: torch.index_select(whole(stack), 0, experts) for name, stack in self.planes.items()}
+        return self.packing.dequantise_many(self.stored, planes, self.columns)
 
 
 def whole(stack: Stack) -> torch.Tensor:

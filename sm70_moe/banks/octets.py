@@ -24,8 +24,8 @@ def put(words: torch.Tensor, plane: torch.Tensor, first: int, step: int) -> None
 
 
 def columns(words: torch.Tensor, count: int) -> torch.Tensor:
-    """Words (N/8, K/32, 8, 4) -> (N, K/8); N = `count`."""
-    return words.transpose(1, 2).reshape(count, -1)
+    """Words (..., N/8, K/32, 8, 4) -> (..., N, K/8); N = `count`."""
+    return words.transpose(-3, -2).reshape(*words.shape[:-4], count, -1)
 
 
 def arrange(groups: torch.Tensor) -> torch.Tensor:

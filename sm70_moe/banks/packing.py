@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sm70_moe.banks import metadata as group_metadata
+from sm70_moe.banks.pairs import fused_words
 from sm70_moe.layout import WORDS, Metadata, Order
 from sm70_moe.numbers.rowwords import unpack_rows
 
@@ -17,7 +18,7 @@ Planes = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """One order's way between plain matrices and planes; all but `columns` take leading dimensions.
+    """One order's way between plain matrices and planes; everything takes leading dimensions.
 
     `put` writes row words (K/8, n) into the columns `first`, `first + step` and so on of a plane;
     `columns` gives a plane's words back as (N, K/8), for the plane and N. `arrange` moves values
@@ -51,6 +52,13 @@ class Packing:
     def dequantise(self, metadata: Metadata, planes: Planes, columns: int) -> torch.Tensor:
         """FP16 weights (N, K) of one matrix, a row for each column."""
         return fused(self.unpack(planes[WORDS], columns), *self.groups(metadata, planes))
+
+    def dequantise_many(self, metadata: Metadata, planes: Planes, columns: int) -> torch.Tensor:
+        """FP16 weights (P, N, K) of P matrices, in few passes over memory: what a GPU is asked for."""
+        words, (scale, bias) = self.columns(planes[WORDS], columns), self.groups(metadata, planes)
+        if words.shape[-1] % scale.shape[-2]:  # a group that is no whole number of words
+            return torch.stack([fused(unpack_rows(w), s, b) for w, s, b in zip(words, scale, bias, strict=True)])
+        return fused_words(words, scale, bias)
 
 
 def fused(codes: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,8 @@ def put(words: torch.Tensor, plane: torch.Tensor, first: int, step: int) -> None
 
 
 def columns(words: torch.Tensor, count: int) -> torch.Tensor:
-    """Words (N/32, K/8, 32) -> (N, K/8) of the first `count` columns."""
-    return words.transpose(1, 2).flatten(0, 1)[:count]
+    """Words (..., N/32, K/8, 32) -> (..., N, K/8) of the first `count` columns."""
+    return words.transpose(-2, -1).flatten(-3, -2)[..., :count, :]
 
 
 def arrange(groups: torch.Tensor) -> torch.Tensor:

@@ -60,6 +60,24 @@ def test_nothing_is_touched_where_precision_is_full() -> None:
     assert read_switches() == before
 
 
+def test_fp16_products_are_summed_in_fp32_and_the_switch_comes_back() -> None:
+    """torch may add parts of an FP16 product in FP16, and does by default; splitting a sum is another switch."""
+    place = torch.backends.cuda.matmul
+    before = place.allow_fp16_reduced_precision_reduction
+    try:
+        for setting in (True, False, (True, True)):
+            place.allow_fp16_reduced_precision_reduction = setting
+            asked = place.allow_fp16_reduced_precision_reduction
+            split = getattr(place, "allow_fp16_reduced_precision_reduction_split_k", None)
+            with full_fp32("cpu"), full_fp32("cpu"):
+                assert place.allow_fp16_reduced_precision_reduction is False
+                assert place.allow_fp16_accumulation is False
+            assert place.allow_fp16_reduced_precision_reduction is asked
+            assert getattr(place, "allow_fp16_reduced_precision_reduction_split_k", None) is split
+    finally:
+        place.allow_fp16_reduced_precision_reduction = before
+
+
 def test_autocast_and_gradients_are_off() -> None:
     """Autocast would turn FP32 products into BF16 ones; gradients would keep every decoded expert."""
     a, b = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)

@@ -136,10 +136,9 @@ def test_legacy_never_holds_more_than_it_states(
         assert 0 < measured(backend, banks, given, export) <= stated, (tokens, dtype, export, chunk)
 
 
-@pytest.mark.parametrize("path", ["host", "device"])
-def test_legacy_does_not_state_much_more_than_it_holds(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large call of the widest dtype with an export holds at least a third of what is stated."""
-    monkeypatch.setattr(experts, "on_device", lambda banks, call: path == "device")
+def test_legacy_does_not_state_much_more_than_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device a large call of the widest dtype with an export holds at least a third of what is stated."""
+    monkeypatch.setattr(experts, "on_device", lambda *_: True)
     layer = SyntheticLayer(experts=2, hidden=8192, intermediate=32, group=32)
     banks, backend = banks_of(layer), LegacyBackend()
     given = Inputs.random(64, 16, hidden=8192, experts=2, dtype="float32")

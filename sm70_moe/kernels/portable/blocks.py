@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sm70_moe.kernels.portable.cut import most_blocks
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
@@ -26,10 +28,9 @@ class Blocks:
     def __len__(self) -> int:
         return self.experts.shape[0]
 
-
-def most_blocks(slots: int, experts: int, rows: int) -> int:
-    """Blocks that `slots` slots can need: full ones, and one that is not full for each expert."""
-    return min(slots, slots // rows + experts)
+    def part(self, start: int, stop: int) -> Blocks:
+        """Neighbouring blocks; fewer at the end."""
+        return Blocks(self.experts[start:stop], self.slots[start:stop], self.live[start:stop])
 
 
 def blocks_of(ids: torch.Tensor, experts: int, rows: int) -> Blocks:

@@ -7,9 +7,8 @@ long as the library multiplies the rows of one product alike (checked by tests o
 depend on torch's number of threads.
 
 On a CPU the ids are read to find which experts are asked for. On a GPU that would wait for the
-device, so there slots are gathered in blocks on the device itself, and a call can be captured in a
-CUDA graph. Both ways multiply the same rows in the same shapes. Banks with a tensor for each expert
-can only be asked by the host.
+device, so `device` does it in another way there. Banks with a tensor for each expert can only be
+asked by the host.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from sm70_moe.kernels.call import Call
-from sm70_moe.kernels.portable.blocks import blocks_of
+from sm70_moe.kernels.portable import device
 from sm70_moe.kernels.portable.fma import fma32
 from sm70_moe.kernels.portable.precision import full_fp32
+from sm70_moe.kernels.portable.swiglu import activate
 
 if TYPE_CHECKING:
     from sm70_moe.banks.banks import Banks
@@ -58,46 +58,31 @@ def run_experts(banks: Banks, call: Call, chunk: int) -> None:
 def run_chunk(banks: Banks, call: Call) -> None:
     tokens, top_k = call.ids.shape
     valid = (call.ids >= 0) & (call.ids < banks.shape.experts)
+    if on_device(banks, call):
+        # one row more: blocks write rows of theirs that are not live behind all others
+        rows = call.x.new_zeros(tokens * top_k + 1, banks.shape.hidden)
+        device.run_blocks(banks, call, rows)
+        last = device.combine if rows.is_cuda else combine
+        last(rows[:-1].view(tokens, top_k, banks.shape.hidden), call.weights, valid, call.out)
+        return
     # slots that no expert visits stay uninitialised; `combine` does not read them
-    # (one row more: blocks write rows of theirs that are not live behind all others)
-    rows = call.x.new_empty(tokens * top_k + 1, banks.shape.hidden)
-    products = rows[:-1].view(tokens, top_k, banks.shape.hidden)
+    products = call.x.new_empty(tokens, top_k, banks.shape.hidden)
     if call.intermediate is not None:
         call.intermediate.zero_()
-    if on_device(banks, call):
-        run_blocks(banks, call, rows)
-    else:
-        for visit in visits(call.ids, banks.shape.experts):
-            run_expert(banks, call, visit, products)
+    for visit in visits(call.ids, banks.shape.experts):
+        run_expert(banks, call, visit, products)
     combine(products, call.weights, valid, call.out)
+
+
+def make_ready(banks: Banks) -> None:
+    """Have torch compile what decodes experts on a GPU, which a graph could not capture."""
+    if banks.device.type == "cuda" and banks.w13.batched:
+        banks.w13.gather(torch.zeros(1, dtype=torch.int64, device=banks.device))
 
 
 def on_device(banks: Banks, call: Call) -> bool:
     """Must the host not be asked which experts the call wants?"""
     return call.x.device.type != "cpu" and banks.w13.batched and banks.w2.batched
-
-
-def run_blocks(banks: Banks, call: Call, rows_out: torch.Tensor) -> None:
-    """Both products of every block into rows_out (M * k + 1, H); nothing here waits for the device.
-
-    Rows that are not live read zeros and write to the last row.
-    """
-    slots, top_k = call.ids.numel(), call.ids.shape[1]
-    if not slots:
-        return
-    blocks = blocks_of(call.ids, banks.shape.experts, ROWS)
-    inner = rows_out.new_empty(slots + 1, banks.shape.intermediate)
-    for block in range(len(blocks)):
-        expert, live = blocks.experts[block : block + 1], blocks.live[block]
-        target = torch.where(live, blocks.slots[block], slots)
-        rows = torch.where(live[:, None], call.x[blocks.slots[block] // top_k], 0)
-        both = product(rows, banks.w13.dequantise(expert).float()).to(call.x.dtype)
-        activations = activate(both, banks.layout.interleaved)
-        inner.index_copy_(0, target, activations)
-        rows_out.index_copy_(0, target, product(activations, banks.w2.dequantise(expert).float()).to(call.x.dtype))
-    if call.intermediate is not None:
-        valid = ((call.ids >= 0) & (call.ids < banks.shape.experts)).unsqueeze(-1)
-        call.intermediate.copy_(torch.where(valid, inner[:slots].view_as(call.intermediate), 0))
 
 
 def visits(ids: torch.Tensor, experts: int) -> Iterator[Visit]:
@@ -133,23 +118,6 @@ def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     padded = weight.new_zeros(ROWS, weight.shape[1])
     padded[: len(rows)] = rows
     return torch.nn.functional.linear(padded, weight)[: len(rows)]
-
-
-def activate(both: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """silu(gate) * up for both (n, 2I): silu in FP32, rounded; the product rounded to both's dtype."""
-    middle = both.shape[1] // 2
-    gate = both[:, 0::2] if interleaved else both[:, :middle]
-    up = both[:, 1::2] if interleaved else both[:, middle:]
-    return (silu(gate.float()).to(both.dtype).float() * up.float()).to(both.dtype)
-
-
-def silu(gate: torch.Tensor) -> torch.Tensor:
-    """x / (1 + exp(-x)) in FP32.
-
-    torch's own FP32 exp differs in the last bit between its vector loop and the loop's remainder,
-    so a value would depend on its place in the tensor. The FP64 one, rounded to FP32, does not.
-    """
-    return gate / (1 + torch.exp(-gate.double()).float())
 
 
 def combine(products: torch.Tensor, weights: torch.Tensor, valid: torch.Tensor, out: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ from sm70_moe.decision import Finding
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.capability import Capability
 from sm70_moe.kernels.declared import capability
+from sm70_moe.kernels.portable.cut import DECODE_BYTES, Cut
 from sm70_moe.layout import BankLayout, BankShape
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ COMBINE_BYTES = 16 << 20
 
 SLOT_BYTES = 96
 """Ids, sort order and index tensors of one slot."""
-
-DECODE_BYTES = 16
-"""Decoding one weight takes at most this: words, codes and FP32 temporaries, FP16 and FP32 results."""
 
 NARROWEST, WIDEST = 2, 4
 """Bytes of FP16 and of FP32 activations; `workspace` is not told the dtype."""
@@ -73,6 +71,12 @@ class LegacyBackend:
 
         return prepare(source, layout, shape, device)
 
+    def ready(self, banks: Banks, top_k: int) -> None:
+        """Make what a GPU decodes experts with, before a graph is captured."""
+        from sm70_moe.kernels.portable.experts import make_ready
+
+        make_ready(banks)
+
     def run(self, banks: Banks, call: Call, space: Workspace | None = None) -> None:
         """Write the layer's output; see `Backend.run`.
 
@@ -96,14 +100,9 @@ def chunk_tokens(chunk_bytes: int, shape: BankShape, top_k: int, element: int) -
 @lru_cache(maxsize=256)  # the layers of a model are alike
 def workspace_bytes(chunk_bytes: int, shape: BankShape, top_k: int, tokens: int) -> int:
     """See `LegacyBackend.workspace`; `tokens` is not 0."""
-    rows = min(tokens, chunk_tokens(chunk_bytes, shape, top_k, NARROWEST))
-    held = max(
-        min(tokens, chunk_tokens(chunk_bytes, shape, top_k, element)) * slot_bytes(shape, top_k, element)
-        for element in (NARROWEST, WIDEST)
-    )
-    largest = 2 * shape.hidden * shape.intermediate
-    combined = max(COMBINE_BYTES, 16 * 8 * shape.hidden)
-    return held + block_bytes(rows * top_k, shape.experts) + largest * DECODE_BYTES + combined
+    chunks = {e: min(tokens, chunk_tokens(chunk_bytes, shape, top_k, e)) for e in (NARROWEST, WIDEST)}
+    held = max(rows * slot_bytes(shape, top_k, element) for element, rows in chunks.items())
+    return held + max(host_bytes(shape), *(device_bytes(shape, rows, top_k) for rows in chunks.values()))
 
 
 def slot_bytes(shape: BankShape, top_k: int, element: int) -> int:
@@ -111,6 +110,14 @@ def slot_bytes(shape: BankShape, top_k: int, element: int) -> int:
     return top_k * ((shape.hidden + 2 * shape.intermediate) * element + SLOT_BYTES)
 
 
-def block_bytes(slots: int, experts: int) -> int:
-    """Numbers of the slots of each block, which a device is asked for with their temporaries."""
-    return min(slots, slots // 16 + experts) * 16 * BLOCK_ROW_BYTES
+def host_bytes(shape: BankShape) -> int:
+    """One expert's larger matrix while it is decoded and multiplied, and what the combination of slots takes."""
+    return 2 * shape.hidden * shape.intermediate * DECODE_BYTES + max(COMBINE_BYTES, 16 * 8 * shape.hidden)
+
+
+def device_bytes(shape: BankShape, tokens: int, top_k: int) -> int:
+    """A piece of blocks or the FP32 sums of all tokens, and the numbers of all blocks' slots."""
+    cuts = {halves: Cut.of(shape, tokens * top_k, halves) for halves in (False, True)}
+    pieces = [cut.nbytes(shape, halves) for halves, cut in cuts.items()]
+    blocks = cuts[False].blocks * cuts[False].rows
+    return max(*pieces, 12 * tokens * shape.hidden) + blocks * BLOCK_ROW_BYTES

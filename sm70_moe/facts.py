@@ -14,6 +14,9 @@ from typing import Any
 from sm70_moe.decision import Plain
 from sm70_moe.errors import FactsError
 
+PLAIN = "plain"
+"""An arithmetic that activation, gated, bias and router weight say all of."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFacts:
@@ -21,7 +24,8 @@ class LayerFacts:
 
     Sizes are counts of elements. `intermediate` is the *whole* layer's size, before tensor
     parallelism; `intermediate_per_rank` divides it. `experts` counts the experts of the whole
-    layer, wherever they live.
+    layer, wherever they live. An engine that gives the four facts of the arithmetic has said all, so
+    `arithmetic` need only be given by who knows more, or less.
     """
 
     layer: str
@@ -42,6 +46,10 @@ class LayerFacts:
     gated: bool | None = None
     bias: bool | None = None
     router_weight_on_input: bool | None = None
+    arithmetic: str | None = (
+        PLAIN  # what the experts compute beyond these four, which the routes do not; None: not known
+    )
+    doubt: str | None = None  # why one of the facts above is not known: what was read where
     activations: str | None = None  # dtype of x: "float16", "bfloat16", "float32"
     # parallelism
     tensor_parallel: int | None = None

@@ -54,13 +54,14 @@ def group_layer(facts: LayerFacts) -> Grouping | Finding:
     if group < 1 and group != -1:
         return Finding.failed(CHECK, Reason.GROUP_SIZE, "a positive number of rows, or -1", group)
     for name, k in (("W13", hidden), ("W2", intermediate)):
-        if k % matrix_group(group, k):
+        size = matrix_group(group, k)
+        if k % size:
             return Finding.failed(
                 CHECK,
                 Reason.GROUP_INDIVISIBLE,
-                f"group {group} divides K of {name}",
-                f"{k} % {group} = {k % group}",
-                "no such checkpoint can be complete; check config.json",
+                f"group {size} divides K of {name}",
+                f"last group of {k % size} rows, shorter than {size}: {k} = {k // size} x {size} + {k % size}",
+                "writers that round the number of groups up make such files; banks have groups of one size",
             )
     if ranks < 1 or intermediate % ranks:
         return Finding.failed(

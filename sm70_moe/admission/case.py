@@ -48,7 +48,7 @@ class Case:
         self.objections = {name: (finding,) for name, finding in objections.items()}
         self.flags = settings.flags(policy)
         self.exclusion = settings.layer_exclusion(facts.index)
-        self.layer = look_at(facts)
+        self.layer = look_at(facts, settings.assume)
         self.device_finding, self.device = layer_device(facts, machine)
         self.base = {finding.check: finding for finding in self.layer.base}
         self.contract = contract_findings(policy.contract, self.layer, self.device)

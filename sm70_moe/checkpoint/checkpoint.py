@@ -7,17 +7,20 @@ error that names both, because one of them belongs to another model.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sm70_moe.checkpoint.arithmetic import Arithmetic
 from sm70_moe.checkpoint.config import ModelConfig, read_config
 from sm70_moe.checkpoint.headers import Headers, TensorEntry, read_headers
 from sm70_moe.checkpoint.identity import identify
-from sm70_moe.checkpoint.names import SCHEMES, Census, Scheme, Tails, group_by_layer, layer_index, neighbours
+from sm70_moe.checkpoint.leftovers import leftovers
+from sm70_moe.checkpoint.model_types import ModelTypes
+from sm70_moe.checkpoint.names import BIAS, SCHEMES, Census, Scheme, Tails, group_by_layer, layer_index, neighbours
 from sm70_moe.checkpoint.quantization import Quantization
 from sm70_moe.checkpoint.shapes import Geometry, check_divides, check_groups, check_tensors, measure
 from sm70_moe.errors import CheckpointError
-from sm70_moe.facts import LayerFacts
+from sm70_moe.facts import PLAIN, LayerFacts
 from sm70_moe.numbers.formats import BITS, WEIGHT, Format, Part, accepted, find
 
 
@@ -30,7 +33,8 @@ class CheckpointLayer:
     a complete layer would have. `notes` tell where config.json and the tensors disagree, and what
     happens to the layer's numbers. `scheme` is None if no known scheme names the tensors, `form`
     if no reader knows the format. `parts` are the tensors that each matrix must have, `beside` what
-    stands next to the experts and is left alone ("shared experts", "router").
+    stands next to the experts and is left alone ("shared experts", "router"). `unread` are full names of
+    tensors under the experts that nobody reads; `config` is the part of config.json that declares the layer.
     """
 
     name: str
@@ -44,6 +48,8 @@ class CheckpointLayer:
     form: Format | None
     parts: tuple[Part, ...]
     beside: tuple[str, ...]
+    unread: tuple[str, ...]
+    config: ModelConfig = field(repr=False, compare=False)
     tails: Tails = field(repr=False, compare=False)
 
     @property
@@ -57,31 +63,37 @@ class CheckpointLayer:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An opened folder. Nothing but headers, index and config.json has been read."""
+    """An opened folder. Nothing but headers, index and config.json has been read.
+
+    `unread` are sentences about experts, or what could be some, that nobody reads; `notes` are worth knowing.
+    """
 
     folder: Path
     config: ModelConfig
     headers: Headers = field(repr=False)
     layers: tuple[CheckpointLayer, ...]
+    unread: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Checkpoint:
-        """Read config, index and headers.
+    def open(cls, folder: str | os.PathLike[str], types: ModelTypes | None = None) -> Checkpoint:
+        """Read config, index and headers; `types` say what model types compute, the package's if not given.
 
         Raises CheckpointError for everything that `read_config` and `read_headers` refuse, and for
         numbers of layers and experts that are none. Incomplete layers are found, and refused by `facts` and `check`.
         """
         root = Path(folder)
-        config = read_config(root)
+        config = read_config(root, types)
         headers = read_headers(root)
         known: dict[frozenset[str], Census] = {}
         found, others = group_by_layer(headers.shards.values())
         beside = neighbours(found, others)
         layers = tuple(
-            _layer(name, tails, Census.shared(name, tails, known), config, headers, beside[name])
+            _layer(name, tails, Census.shared(name, tails, known), config.of(name), headers, beside[name])
             for name, tails in found.items()
         )
-        return cls(root, config, headers, layers)
+        left = leftovers(headers, config, found, others)
+        return cls(root, config, headers, layers, left.unread, left.notes)
 
     def layer(self, name: str | int) -> CheckpointLayer:
         """The layer of this name or index; raises CheckpointError that lists what there is."""
@@ -102,11 +114,12 @@ class Checkpoint:
             return None
         if layer.experts < 1:
             raise CheckpointError(f"{layer.name}: a stack of {layer.experts} experts; accepted is at least 1")
-        _agree(layer.name, "experts", self.config.experts, layer.experts)
+        config = layer.config
+        _agree(layer.name, "experts", config.experts, layer.experts)
         found = measure(layer.name, layer.tails, layer.scheme, layer.quantization)
         if found is not None:
-            _agree(layer.name, "hidden size", self.config.hidden, found.hidden)
-            declared = self.config.intermediate if self.config.of_experts else None
+            _agree_on_width(layer, found.hidden)
+            declared = config.intermediate if config.of_experts else None
             _agree(layer.name, "intermediate size", declared, found.intermediate)
         if found is not None and layer.form is not None:
             check_groups(layer.name, layer.tails, layer.scheme, found, layer.form, layer.quantization.group)
@@ -128,13 +141,14 @@ class Checkpoint:
 
         Sizes are the tensors' where they tell, else config.json's, else unknown.
         """
-        config, quantization = self.config, layer.quantization
+        config, quantization = layer.config, layer.quantization
         geometry = self.geometry(layer)
         known = layer.scheme is not None
+        said = said_of(layer)
         return LayerFacts(
             layer=layer.name,
             index=layer.index,
-            hidden=geometry.hidden if geometry else config.hidden,
+            hidden=geometry.hidden if geometry else config.width or config.hidden,
             intermediate=geometry.intermediate if geometry else config.intermediate,
             experts=layer.experts if known else config.experts,
             top_k=config.top_k,
@@ -143,11 +157,12 @@ class Checkpoint:
             bits=quantization.bits,
             zero_point=quantization.zero_point,
             checkpoint_group=quantization.group,
-            activation=config.activation,
+            activation=said.activation,
             gated=layer.scheme.gated if layer.scheme else None,
             bias=layer.bias if known else None,
-            # the schemes that are known come from models that weight the output
-            router_weight_on_input=False if known else None,
+            router_weight_on_input=said.router_weight_on_input,
+            arithmetic=said.arithmetic,
+            doubt=said.doubt or None,
             activations=config.dtype,
             tensor_parallel=tensor_parallel,
             tensor_rank=tensor_rank,
@@ -182,6 +197,17 @@ class Checkpoint:
         return geometry
 
 
+def said_of(layer: CheckpointLayer) -> Arithmetic:
+    """What the layer's experts compute by its declaration; tensors that nobody reads could be part of it."""
+    said = layer.config.arithmetic(layer.index)
+    if not layer.unread or layer.quantization.format == "none":
+        return said
+    first, more = layer.unread[0], len(layer.unread) - 1
+    others = f" and {more} more" if more else ""
+    told = "" if said.arithmetic in (None, PLAIN) else f"{said.arithmetic}, and "
+    return replace(said, arithmetic=f"{told}tensors that nobody reads: {first}{others}")
+
+
 def _layer(
     name: str, tails: Tails, census: Census, config: ModelConfig, headers: Headers, beside: tuple[str, ...]
 ) -> CheckpointLayer:
@@ -193,6 +219,13 @@ def _layer(
     # one number more than there are experts is sure to show a gap, and a silly number costs nothing
     needed = min(max(experts, config.experts or 0), len(census.experts) + 1) if scheme else 0
     kinds = (WEIGHT,) if quantization.format == "none" else tuple(part.kind for part in parts)
+    known = frozenset((WEIGHT, BIAS, *(part.kind for part in form.all))) if form else frozenset((WEIGHT, BIAS))
+    # of a format that is not read nobody reads anything: told already
+    unread = census.unread(known) if scheme and (form or quantization.format == "none") else ()
+    unread = tuple(tail for tail in unread if not tail.endswith(f"_{BIAS}"))
+    if unread:
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        notes = (*notes, f"tensors that nobody reads: {unread[0]}{more}")
     return CheckpointLayer(
         name=name,
         index=layer_index(name),
@@ -205,6 +238,8 @@ def _layer(
         form=form,
         parts=parts,
         beside=beside,
+        unread=tuple(f"{name}.{tail}" for tail in unread),
+        config=config,
         tails=tails,
     )
 
@@ -229,6 +264,18 @@ def _why(layer: CheckpointLayer) -> str:
         return ""
     cause = "the format" if layer.form and layer.form.zeros_always else "no field says that it is symmetric, so it"
     return f"; {cause} has {zeros} for every matrix"
+
+
+def _agree_on_width(layer: CheckpointLayer, found: int) -> None:
+    """What the experts work on: config.json's width of them, else the hidden size."""
+    config = layer.config
+    if config.width is not None:
+        _agree(layer.name, "width of the experts", config.width, found)
+    elif config.hidden is not None and config.hidden != found:
+        raise CheckpointError(
+            f"{layer.name}: hidden size {config.hidden} in config.json, {found} by the tensors; no key there says that "
+            "the experts work on another width (latent experts): moe_hidden_size or moe_latent_size would"
+        )
 
 
 def _agree(layer: str, what: str, declared: int | None, found: int) -> None:

@@ -72,6 +72,18 @@ class Fields:
             return self.behind.table(name) if self.behind else None
         return Fields(self.file, values, f"{self.path}{name}.")
 
+    def value(self, name: str) -> object:
+        """The value as it is, here or behind; None if it is nowhere."""
+        found = self.values.get(name)
+        return self.behind.value(name) if found is None and self.behind else found
+
+    def inner(self, path: str) -> Fields | None:
+        """A table inside this one, by dots."""
+        found: Fields | None = self
+        for name in path.split("."):
+            found = None if found is None else found.table(name)
+        return found
+
     def given(self, name: str) -> object:
         """The value as it is, None if it is missing or empty: for keys whose mere presence matters."""
         return self.values.get(name) or None

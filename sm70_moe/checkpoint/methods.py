@@ -33,16 +33,19 @@ AUTO_ROUND = {
 """auto-round's `packing_format`, and what it is; the last two store zeros without an offset."""
 
 
-def read_quantization(config: Fields) -> QuantizationRules:
-    """Read `quantization_config` of a config.json; a config without one is not quantised.
+AUTO_ROUND_BACKENDS = {"auto_round:gptq:": GPTQ_V1, "auto_round:awq:": AWQ, "gptq:": GPTQ_V1, "awq:": AWQ}
+"""Beginnings of auto-round's older `backend`."""
+
+
+def read_quantization(fields: Fields, usual: str = "") -> QuantizationRules:
+    """Read a `quantization_config`; `usual` is the method of one that does not say.
 
     Raises CheckpointError naming file, key and value for a value of the wrong type and for aliases
     that contradict each other, in the methods that are known. Of others it takes what it understands.
     """
-    fields = config.table("quantization_config")
-    if fields is None:
-        return QuantizationRules()
-    return METHODS.get(fields.text("quant_method") or "", read_other)(fields)
+    method = fields.text("quant_method") or usual
+    reader = METHODS.get(method)
+    return read_other(fields, method or None) if reader is None else reader(fields)
 
 
 def read_awq(fields: Fields) -> QuantizationRules:
@@ -65,23 +68,34 @@ def read_gptq(fields: Fields) -> QuantizationRules:
 
 
 def read_auto_round(fields: Fields) -> QuantizationRules:
-    """auto-round's own name for files that are AWQ's or GPTQ's."""
+    """auto-round's own name for files that are AWQ's or GPTQ's.
+
+    Before `packing_format` there was `backend`, "auto_round:gptq:exllamav2": packing and kernel. Whether
+    zeros have GPTQ's offset is not said there, but a symmetric file's tell (`Reader`).
+    """
     packing = fields.text("packing_format")
+    backend = fields.text("backend")
     form = AUTO_ROUND.get(packing or "")
+    remarks = []
+    if packing is None and backend is not None:
+        form = next((found for start, found in AUTO_ROUND_BACKENDS.items() if f"{backend}:".startswith(start)), None)
+        packing = f"no packing_format, backend {backend}"
+        if form is not None and not fields.flag("sym"):
+            remarks.append(f"offset of zeros not said by backend {backend}")
     base = _base(fields, form.name, form.packing) if form else _base(fields, "auto-round", packing)
     data, activation = fields.text("data_type"), fields.integer("act_bits")
-    remarks = [f"data_type {data}"] if data not in (None, "int") else []
+    remarks += [f"data_type {data}"] if data not in (None, "int") else []
     remarks += [f"{activation}-bit activations"] if activation is not None and activation < UNQUANTISED_BITS else []
     remarks += ["rotation_config"] if fields.given("rotation_config") else []
     return _rules(fields, base.but(*remarks))
 
 
-def read_other(fields: Fields) -> QuantizationRules:
+def read_other(fields: Fields, method: str | None = None) -> QuantizationRules:
     """A method that cannot be read: its name, and nothing that could raise."""
     values = fields.values
     packing = next((values[key] for key in OTHER_PACKINGS if isinstance(values.get(key), str)), None)
     numbers = [values.get(key) if type(values.get(key)) is int else None for key in ("bits", "group_size")]
-    base = Quantization(fields.text("quant_method"), packing, *numbers)
+    base = Quantization(method or fields.text("quant_method"), packing, *numbers)
     lists = [values[key] for key in OTHER_SKIP_LISTS if isinstance(values.get(key), list)]
     texts = (entry for entries in lists for entry in entries if isinstance(entry, str))
     readable = (one for one in texts if not one.startswith(REGEX) or is_pattern(one.removeprefix(REGEX)))
@@ -92,13 +106,15 @@ def read_other(fields: Fields) -> QuantizationRules:
 def read_taken_over(fields: Fields) -> QuantizationRules:
     """Our own name, by which transformers finds our quantizer; `checkpoint_method` says what it is, AWQ if silent."""
     method = fields.text("checkpoint_method") or "awq"
-    return METHODS.get(method, read_other)(fields) if method != "sm70_awq" else read_awq(fields)
+    reader = METHODS.get(method, read_other)
+    return read_awq(fields) if method == "sm70_awq" else reader(fields)
 
 
 METHODS: Mapping[str, Callable[[Fields], QuantizationRules]] = {
     "awq": read_awq,
     "gptq": read_gptq,
     "auto-round": read_auto_round,
+    "intel/auto-round": read_auto_round,
     "compressed-tensors": read_compressed,
     "sm70_awq": read_taken_over,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -110,6 +110,18 @@ Tails = dict[str, TensorEntry]
 """A layer's tensors by what follows the marker: "0.gate_proj.qweight"."""
 
 
+def experts_elsewhere(others: Iterable[str], kinds: Collection[str]) -> list[str]:
+    """Names outside the schemes that look like experts' tensors of these kinds: in order, shared ones left out."""
+    shared = NEIGHBOURS["shared experts"]
+    found = []
+    for name in others:
+        if "expert" in name:
+            parts = name.split(".")
+            if parts[-1] in kinds and any("expert" in part and not part.startswith(shared) for part in parts[:-1]):
+                found.append(name)
+    return found
+
+
 def group_by_layer(shards: Iterable[Tails]) -> tuple[dict[str, Tails], list[str]]:
     """The experts' tensors by layer, "model.layers.0.mlp.experts" -> tails, and the names of all other tensors.
 
@@ -194,6 +206,7 @@ class Census:
         self.tails = tails
         self.layer = layer
         self._missing: dict[tuple[tuple[str, ...], int], tuple[str, ...]] = {}
+        self._unread: dict[frozenset[str], tuple[str, ...]] = {}
 
     @classmethod
     def shared(cls, layer: str, tails: Tails, known: dict[frozenset[str], Census]) -> Census:
@@ -240,7 +253,22 @@ class Census:
         """What the experts' matrices consist of: "qweight", "scales", "weight" and so on."""
         if self.scheme is not None and self.scheme.stacked:
             return frozenset(kind for _, kind in self._named(self.scheme))
-        return frozenset(kind for _, _, kind in self.parts)
+        names = None if self.scheme is None else self.scheme.matrices
+        return frozenset(kind for _, matrix, kind in self.parts if names is None or matrix in names)
+
+    def unread(self, kinds: frozenset[str]) -> tuple[str, ...]:
+        """Tails that are no tensor of these kinds of any of the scheme's matrices, in order."""
+        if kinds not in self._unread:
+            scheme = self.scheme
+            names = () if scheme is None else scheme.matrices
+            if scheme is not None and scheme.stacked:
+                ends = {f"{name}{scheme.joint}{kind}" for name in names for kind in kinds} | set(names)
+                left = [tail for tail in self.tails if tail not in ends]
+            else:
+                ends = {f"{name}.{kind}" for name in names for kind in kinds}
+                left = [tail for tail in self.tails if tail.partition(".")[2] not in ends]
+            self._unread[kinds] = tuple(sorted(left))
+        return self._unread[kinds]
 
     @cached_property
     def bias(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sm70_moe.checkpoint.modules import Entries
@@ -66,10 +66,32 @@ class QuantizationRules:
             return self.of(layer)
         skipped, changed = self.skipped.finder(layer, matrices), self.overrides.finder(layer, matrices)
         prefixes = [f"{layer}.{expert}" for expert in experts] or [layer]
-        declared: set[Quantization | None] = set()
-        for module in (f"{prefix}.{matrix}" for prefix in prefixes for matrix in matrices):
-            declared.add(NONE if skipped(module) else changed(module))
-        found = {self.base if one is None else one for one in declared}
-        if len(found) > 1:
-            return replace(self.base, format="mixed")
-        return found.pop() if found else self.of(layer)
+        declared: dict[str, set[Quantization | None]] = {matrix: set() for matrix in matrices}
+        for prefix in prefixes:
+            for matrix, found in declared.items():
+                module = f"{prefix}.{matrix}"
+                found.add(NONE if skipped(module) else changed(module))
+        by_matrix = {matrix: {self.base if one is None else one for one in found} for matrix, found in declared.items()}
+        every = set().union(*by_matrix.values())
+        if len(every) > 1:
+            return replace(self.base, format="mixed", packing=differences(by_matrix))
+        return every.pop() if every else self.of(layer)
+
+
+def differences(by_matrix: Mapping[str, set[Quantization]]) -> str:
+    """How matrices that are stored in several ways differ: "group 32 in gate_proj, group 64 in down_proj"."""
+    every = set().union(*by_matrix.values())
+    quantised = [one for one in every if one != NONE]
+    alike = len({replace(one, group=None) for one in quantised}) == 1
+    places: dict[str, list[str]] = {}
+    for matrix, found in by_matrix.items():
+        for one in sorted(found, key=repr):
+            places.setdefault(_short(one, alike), []).append(matrix)
+    return ", ".join(f"{what} in {' and '.join(names)}" for what, names in places.items())
+
+
+def _short(one: Quantization, groups: bool) -> str:
+    if one == NONE:
+        return "not quantised"
+    group = f"group {one.group}"
+    return group if groups else f"{one.format} ({one.packing}), {one.bits} bits, {group}"

@@ -42,8 +42,8 @@ def stored_matrices(scheme: Scheme, geometry: Geometry) -> Iterator[tuple[str, i
 
 
 def whole(k: int, n: int, group: int) -> Spans:
-    """All of a matrix; `group` may be -1."""
-    return {Axis.K: range(k), Axis.N: range(n), Axis.GROUP: range(k // matrix_group(group, k))}
+    """All of a matrix; `group` may be -1, and the last group shorter."""
+    return {Axis.K: range(k), Axis.N: range(n), Axis.GROUP: range(-(-k // matrix_group(group, k)))}
 
 
 def measure(layer: str, tails: Tails, scheme: Scheme, quantization: Quantization) -> Geometry | None:
@@ -84,21 +84,20 @@ def _sizes(name: str, entry: TensorEntry, dimensions: int) -> tuple[int, ...]:
 
 
 def check_groups(layer: str, tails: Tails, scheme: Scheme, geometry: Geometry, form: Format, group: int | None) -> None:
-    """Check that the first expert's scales have K / g groups.
-
-    A group that does not divide K is left to admission, which refuses it with the numbers.
-    """
+    """Check that the first expert's scales have K / g groups, rounded up."""
     place = form.scales.dims.index(Dim(Axis.GROUP)) + scheme.stacked
     for name, k, _ in stored_matrices(scheme, geometry):
         rows = None if not group else matrix_group(group, k)
-        if rows is None or rows < 1 or k % rows:
+        if rows is None or rows < 1:
             continue
         tail = scheme.tail(0, name, form.scales.kind)
         shape = tails[tail].shape
-        if len(shape) <= place or shape[place] != k // rows:
+        groups = -(-k // rows)
+        if len(shape) <= place or shape[place] != groups:
+            rounded = ", rounded up," if k % rows else ""
             raise CheckpointError(
                 f"tensor {layer}.{tail}: scales of shape {list(shape)}; config.json says group {rows}, "
-                f"so K / g = {k} / {rows} = {k // rows} groups are accepted"
+                f"so K / g = {k} / {rows} = {groups} groups{rounded} are accepted"
             )
 
 
@@ -107,8 +106,12 @@ def check_divides(layer: str, geometry: Geometry, group: int | None) -> None:
     if group is None or group == 0 or group < -1:
         raise CheckpointError(f"{layer}: group_size {group}; accepted is a positive number of rows, or -1")
     for k in (geometry.hidden, geometry.intermediate):
-        if k % matrix_group(group, k):
-            raise CheckpointError(f"{layer}: group_size {group} does not divide K = {k}")
+        rows = matrix_group(group, k)
+        if k % rows:
+            raise CheckpointError(
+                f"{layer}: group_size {group} does not divide K = {k}: last group of {k % rows} rows; accepted are "
+                "groups of one size"
+            )
         if k % VALUES:
             raise CheckpointError(f"{layer}: {k} columns; accepted is a multiple of {VALUES}, the codes in a word")
 

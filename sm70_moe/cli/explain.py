@@ -10,12 +10,14 @@ from rich.text import Text
 
 from sm70_moe.admission.admit import Admission, admit
 from sm70_moe.admission.checks.layer import BITS, weight_format
-from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.cli.opening import Assume, is_whole, open_checkpoint, tell_notes
 from sm70_moe.cli.output import AsJson, console, print_json
 from sm70_moe.cli.pretence import pretended
 from sm70_moe.cli.ranks import check_ranks
-from sm70_moe.decision import Plain, Status
-from sm70_moe.facts import CallFacts
+from sm70_moe.decision import Plain, Reason, Status
+from sm70_moe.errors import CheckpointError
+from sm70_moe.facts import CallFacts, LayerFacts
+from sm70_moe.grouping import Grouping, group_layer
 from sm70_moe.machine.probe import probe
 from sm70_moe.plan.layergroup import LayerGroup, collapse
 from sm70_moe.plan.plan import Plan
@@ -54,11 +56,15 @@ def explain(
     strict: Annotated[
         bool, typer.Option("--strict", help="Unknown variables are errors; exit 1 if a layer is refused.")
     ] = False,
+    assume: Assume = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which route each layer would take on this machine, and what stops the others."""
+    """Say which route each layer would take on this machine, and what stops the others.
+
+    Exits with 1 if a layer is damaged, or tensors of experts are there that nobody reads.
+    """
     check_ranks(("--rank", rank, tp), ("--ep-rank", ep_rank, ep))
-    settings, policies = read_operator(policy, strict=strict or None)
+    settings, policies = read_operator(policy, strict=strict or None, assume=assume)
     for notice in settings.notices(policies):
         typer.echo(f"warning: {notice.text}", err=True)
     kernels, cache = settings.kernels, settings.kernel_cache
@@ -68,25 +74,37 @@ def explain(
     if capability is not None:
         typer.echo(f"note: a GPU of capability {capability} is pretended, and its self-tests to have passed", err=True)
     device = machine.devices[0].name
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = open_checkpoint(folder, settings)
+    tell_notes(checkpoint)
     admissions: list[Admission] = []
-    notes: dict[str, list[str]] = {}
+    damaged = 0
     for layer in checkpoint.layers:
-        for note in layer.notes:
-            notes.setdefault(note, []).append(layer.name)
-        facts = checkpoint.facts(
-            layer, tensor_parallel=tp, tensor_rank=rank, expert_parallel=ep, expert_rank=ep_rank, device=device
-        )
-        if weight_format(facts).status is Status.PASS and facts.bits == BITS:
-            checkpoint.check(layer)
+        try:
+            facts = checkpoint.facts(
+                layer, tensor_parallel=tp, tensor_rank=rank, expert_parallel=ep, expert_rank=ep_rank, device=device
+            )
+            if can_be_read(facts):
+                checkpoint.check(layer)
+        except CheckpointError as error:
+            damaged += 1
+            typer.echo(f"damaged: {error}", err=True)
+            continue
         admissions.append(admit(choose_policy(policies, facts), settings, facts, machine, others=policies))
-    for note, layers in notes.items():
-        more = f" and {len(layers) - 1} more layers" if len(layers) > 1 else ""
-        typer.echo(f"note: {layers[0]}{more}: {note}", err=True)
     groups = list(collapse(admissions))
-    show(groups, tokens, as_json)
+    if admissions or not checkpoint.layers:
+        show(groups, tokens, as_json)
+    if damaged or not is_whole(checkpoint):
+        raise typer.Exit(1)
     if strict and any(a.refused or not a.supported for a in admissions):
         raise typer.Exit(1)
+
+
+def can_be_read(facts: LayerFacts) -> bool:
+    """Could banks be prepared, were all tensors as they should be? What stops that is admission's to tell."""
+    if weight_format(facts).status is not Status.PASS or facts.bits != BITS:
+        return False
+    grouping = group_layer(facts)
+    return isinstance(grouping, Grouping) or grouping.reason is not Reason.GROUP_INDIVISIBLE
 
 
 def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:

@@ -10,25 +10,31 @@ import typer
 from rich.console import Console
 
 from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.cli.opening import is_whole, open_checkpoint
 from sm70_moe.cli.output import AsJson, console, print_json, table
 from sm70_moe.decision import Plain, obstacle_text
 from sm70_moe.layout import Metadata
 from sm70_moe.record.explanation import reason_name, size_text
 from sm70_moe.record.inspection import SIZES, Alike, Cut, Kind, Verdict, inspect, totals
+from sm70_moe.settings.settings import Settings
 
 
 def inspect_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder: config.json and safetensors.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say which layers a checkpoint has, and what each number of ranks would mean; exit 1 if one is damaged."""
-    checkpoint = Checkpoint.open(folder)
-    found = inspect(checkpoint)
+    """Say which layers a checkpoint has, and what each number of ranks would mean.
+
+    Exits with 1 if one is damaged, or tensors of experts are there that nobody reads.
+    """
+    settings = Settings.from_env()
+    checkpoint = open_checkpoint(folder, settings)
+    found = inspect(checkpoint, settings.assume)
     if as_json:
         print_json(record(checkpoint, found))
     else:
         show(checkpoint, found)
-    if any(one.kind is Kind.DAMAGED for one in found):
+    if any(one.kind is Kind.DAMAGED for one in found) or not is_whole(checkpoint):
         raise typer.Exit(1)
 
 
@@ -41,6 +47,8 @@ def record(checkpoint: Checkpoint, found: tuple[Alike, ...]) -> Plain:
         "folder": str(checkpoint.folder),
         "model_type": checkpoint.config.model_type,
         "tensors": len(checkpoint.headers),
+        "unread": list(checkpoint.unread),
+        "notes": list(checkpoint.notes),
         "layers": [one.record() for one in found],
         "bytes_per_rank": sums,
     }

@@ -11,6 +11,7 @@ import typer
 
 from sm70_moe.admission.admit import admit
 from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.cli.opening import open_checkpoint
 from sm70_moe.cli.pretence import pretended
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, SettingsError
@@ -46,7 +47,7 @@ def fill(checkpoint: Path, tp: int, ep: int, capabilities: list[str], policy: st
     settings, policies = read_operator(policy)
     if settings.kernel_cache is False:
         raise SettingsError("SM70_MOE_KERNEL_CACHE=0: nothing is kept; accepted is a folder, or to leave it unset")
-    opened = Checkpoint.open(checkpoint)
+    opened = open_checkpoint(checkpoint, settings)
     filled = Filled("")
     for capability in capabilities or here():
         machine = pretended(capability, settings.kernels, settings.kernel_cache)

@@ -12,6 +12,7 @@ import typer
 
 from sm70_moe.admission.admit import admit
 from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
+from sm70_moe.cli.opening import Assume, open_checkpoint
 from sm70_moe.cli.output import AsJson, print_json
 from sm70_moe.cli.pretence import pretended
 from sm70_moe.decision import Plain, obstacle_text
@@ -40,16 +41,18 @@ def prepare(
     capability: Annotated[
         str | None, typer.Option("--capability", help='Layouts for a GPU of this compute capability, "7.0" for a V100.')
     ] = None,
+    assume: Assume = None,
     as_json: AsJson = False,
 ) -> None:
     """Write every rank's prepared banks. What is there and whole is kept, so a run that was stopped goes on.
 
-    Exits with 1 if a layer cannot be prepared; unquantised layers need no banks and do not count.
+    Exits with 1 if a layer cannot be prepared, or tensors of experts are there that nobody reads; unquantised
+    layers need no banks and do not count.
     """
     chosen = None if layers is None else LayerList.parse("--layers", layers)
-    settings, policies = read_operator(policy)
+    settings, policies = read_operator(policy, assume=assume)
     machine = probe(kernels=settings.kernels) if capability is None else pretended(capability, settings.kernels)
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = open_checkpoint(folder, settings)
     jobs = Jobs(checkpoint, settings, policies, machine)
     report = Report()
     selected = [layer for layer in checkpoint.layers if chosen is None or (layer.index or 0) in chosen]
@@ -65,7 +68,7 @@ def prepare(
         print_json(report.record())
     else:
         report.show(out)
-    if report.refused:
+    if report.refused or checkpoint.unread:
         raise typer.Exit(1)
 
 
@@ -161,7 +164,11 @@ def plans(
 ) -> Iterator[tuple[CheckpointLayer, LayerFacts]]:
     """The layers that some route runs; the others go into the report."""
     for layer in layers:
-        facts = jobs.facts(layer, tp, ep)
+        try:
+            facts = jobs.facts(layer, tp, ep)
+        except CheckpointError as error:
+            report.refused[layer.name] = f"damaged: {error}"
+            continue
         plan = jobs.plan(facts)
         required = ", ".join(decision.feature for decision in plan.admission.refused)
         if required:

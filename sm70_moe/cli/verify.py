@@ -12,12 +12,14 @@ import typer
 
 from sm70_moe.admission.checks.layer import BITS, weight_format
 from sm70_moe.cli.counts import token_counts
+from sm70_moe.cli.opening import Assume
 from sm70_moe.cli.output import AsJson, console, events_to_stderr, print_json, table
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain, Status, obstacle_text
 from sm70_moe.errors import CheckpointError, SettingsError
 from sm70_moe.numbers.formats import accepted
 from sm70_moe.record.explanation import reason_name
+from sm70_moe.settings.settings import Settings
 
 if TYPE_CHECKING:
     from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
@@ -36,6 +38,7 @@ def verify(
     policy: Annotated[str | None, typer.Option("--policy", help="Policy name or file.")] = None,
     device: Annotated[str, typer.Option("--device", help='Where to run: "cpu" or "cuda:0".')] = "cpu",
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**31, help="Seed of the inputs.")] = 0,
+    assume: Assume = None,
     as_json: AsJson = False,
 ) -> None:
     """Load, admit, prepare and run a layer; exit 1 if any result leaves its bound."""
@@ -43,7 +46,7 @@ def verify(
     counts = token_counts(tokens)
     check_device(device)
     events_to_stderr()
-    verified, results = run(folder, tp, rank, layer, counts, policy, device, seed)
+    verified, results = run(folder, tp, rank, layer, counts, policy, device, seed, assume)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if as_json:
         records: list[Plain] = [result.record() for result in results]
@@ -81,20 +84,22 @@ def run(
     policy: str | None,
     device: str,
     seed: int,
+    assume: str | None,
 ) -> tuple[str, list[Result]]:
     """The layer's name and all results, with a progress bar on standard error."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from sm70_moe.checkpoint.checkpoint import Checkpoint
+    from sm70_moe.cli.opening import open_checkpoint
     from sm70_moe.evidence.verification import calls, prepare, verify_layer
     from sm70_moe.runtime.service import AdmissionService
 
-    checkpoint = Checkpoint.open(folder)
+    settings = Settings.from_env(assume=assume)
+    checkpoint = open_checkpoint(folder, settings)
     facts_of = partial(checkpoint.facts, tensor_parallel=tp, tensor_rank=rank, device=device)
     chosen = first_of_ours(checkpoint, facts_of) if layer is None else checkpoint.layer(layer)
     facts = facts_of(chosen)
-    with AdmissionService(policy=policy, rank=rank) as service:
+    with AdmissionService(settings, policy=policy, rank=rank) as service:
         moe = prepare(service, checkpoint, chosen, facts)
         if moe is None:
             stopped = service.admit(facts).admission.last_resort.obstacles
@@ -115,7 +120,11 @@ def first_of_ours(checkpoint: Checkpoint, facts_of: Callable[[CheckpointLayer], 
         raise CheckpointError(f"{checkpoint.folder}: no mixture-of-experts layer")
     others: list[str] = []
     for layer in checkpoint.layers:
-        facts = facts_of(layer)
+        try:
+            facts = facts_of(layer)
+        except CheckpointError as error:
+            others.append(f"{layer.name} is damaged ({error})")
+            continue
         if weight_format(facts).status is Status.PASS and facts.bits == BITS:
             if others:
                 typer.echo(f"note: {others[0]}; the layer that is verified is {layer.name}", err=True)

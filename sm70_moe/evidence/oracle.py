@@ -60,7 +60,7 @@ def matrix(checkpoint: Checkpoint, layer: CheckpointLayer, expert: int, name: st
         if entry is not None:
             whole = array(checkpoint, entry)
             stored[kind] = whole[expert] if scheme.stacked else whole
-    found = unpack(stored)
+    found = unpack(stored, quantization.group or -1)
     if scheme.fused and name != "down":
         half = found.codes.shape[1] // 2
         columns = slice(half) if name == "gate" else slice(half, None)
@@ -71,42 +71,42 @@ def matrix(checkpoint: Checkpoint, layer: CheckpointLayer, expert: int, name: st
 KINDS = ("qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_zero_point", "weight_scale", "weight_g_idx")
 
 
-def awq(stored: Mapping[str, Array]) -> CodedMatrix:
+def awq(stored: Mapping[str, Array], rows: int) -> CodedMatrix:
     """AWQ gemm: words (K, N/8) in CONTRACT 6's order, zeros alike."""
     every = slice(None)
     scales, zeros = stored["scales"], stored.get("qzeros")
-    return coded(nibbles(stored["qweight"], every), None if zeros is None else nibbles(zeros, every), scales)
+    return coded(nibbles(stored["qweight"], every), None if zeros is None else nibbles(zeros, every), scales, rows)
 
 
-def gptq_v1(stored: Mapping[str, Array]) -> CodedMatrix:
+def gptq_v1(stored: Mapping[str, Array], rows: int) -> CodedMatrix:
     """GPTQ with zeros - 1 in the word: one is added from column to column, as on paper, with a carry."""
     digits = straight(stored["qzeros"]).reshape(*stored["qzeros"].shape, 8).astype(np.int64)
     carry = np.zeros(digits.shape[:-1], np.int64)
     for column in range(8):
         total = digits[..., column] + 1 + carry
         digits[..., column], carry = total % 16, total // 16
-    return gptq(stored, digits.reshape(len(digits), -1))
+    return gptq(stored, digits.reshape(len(digits), -1), rows)
 
 
-def gptq_v2(stored: Mapping[str, Array]) -> CodedMatrix:
+def gptq_v2(stored: Mapping[str, Array], rows: int) -> CodedMatrix:
     """GPTQ with zeros as they are."""
-    return gptq(stored, straight(stored["qzeros"]))
+    return gptq(stored, straight(stored["qzeros"]), rows)
 
 
-def gptq(stored: Mapping[str, Array], zeros: Array) -> CodedMatrix:
+def gptq(stored: Mapping[str, Array], zeros: Array, rows: int) -> CodedMatrix:
     """GPTQ: words (K/8, N) hold eight rows of one column each."""
     codes = straight(stored["qweight"].T).T
-    return coded(codes, zeros, stored["scales"], stored.get("g_idx"))
+    return coded(codes, zeros, stored["scales"], rows, stored.get("g_idx"))
 
 
-def compressed(stored: Mapping[str, Array]) -> CodedMatrix:
+def compressed(stored: Mapping[str, Array], rows: int) -> CodedMatrix:
     """compressed-tensors: words (N, K/8), zeros (N/8, K/g), scales (N, K/g); nibbles are values + 8."""
     codes, zeros = straight(stored["weight_packed"]).T, stored.get("weight_zero_point")
     offset = None if zeros is None else straight(zeros.T)
-    return coded(codes, offset, stored["weight_scale"].T, stored.get("weight_g_idx"))
+    return coded(codes, offset, stored["weight_scale"].T, rows, stored.get("weight_g_idx"))
 
 
-UNPACK: Mapping[tuple[str | None, str | None], Callable[[Mapping[str, Array]], CodedMatrix]] = {
+UNPACK: Mapping[tuple[str | None, str | None], Callable[[Mapping[str, Array], int], CodedMatrix]] = {
     ("awq", "gemm"): awq,
     ("gptq", "gptq"): gptq_v1,
     ("gptq", "gptq_v2"): gptq_v2,
@@ -114,12 +114,12 @@ UNPACK: Mapping[tuple[str | None, str | None], Callable[[Mapping[str, Array]], C
 }
 
 
-def coded(codes: Array, zeros: Array | None, scales: Array, groups: Array | None = None) -> CodedMatrix:
-    """With zeros of 8 where there are none, and plain groups where the file does not say."""
+def coded(codes: Array, zeros: Array | None, scales: Array, rows: int, groups: Array | None = None) -> CodedMatrix:
+    """With zeros of 8 where there are none, and plain groups of `rows` (-1: one) where the file does not say."""
     if zeros is None:
         zeros = np.full(scales.shape, SYMMETRIC_ZERO)
     if groups is None:
-        groups = np.arange(len(codes)) // (len(codes) // len(scales))
+        groups = np.arange(len(codes)) // (len(codes) if rows == -1 else rows)
     return CodedMatrix(codes, zeros, scales, groups)
 
 

@@ -138,11 +138,14 @@ def banks_bytes(shape: BankShape, metadata: Metadata, grouping: Grouping) -> int
     return shape.weight_bytes + shape.metadata_bytes(metadata, grouping.widest)
 
 
-def inspect(checkpoint: Checkpoint) -> tuple[Alike, ...]:
-    """The layers of a checkpoint, alike ones together, in the order of the first of each."""
+def inspect(checkpoint: Checkpoint, assumption: str | None = None) -> tuple[Alike, ...]:
+    """The layers of a checkpoint, alike ones together, in the order of the first of each.
+
+    `assumption` is what the operator takes for an arithmetic that is not known.
+    """
     found: dict[Plain, Alike] = {}
     for layer in checkpoint.layers:
-        one = look(checkpoint, layer)
+        one = look(checkpoint, layer, assumption)
         stack = () if layer.index is None else around_index(layer.name, layer.index)[::2]
         nameless = replace(one, layers=stack, indices=(), facts=_nameless(one.facts), fault=one.fault and layer.name)
         key = repr(nameless)
@@ -154,13 +157,13 @@ def inspect(checkpoint: Checkpoint) -> tuple[Alike, ...]:
     return tuple(found.values())
 
 
-def look(checkpoint: Checkpoint, layer: CheckpointLayer) -> Alike:
+def look(checkpoint: Checkpoint, layer: CheckpointLayer, assumption: str | None = None) -> Alike:
     """One layer by itself."""
     kind, facts, fault = Kind.DAMAGED, None, ""
     stopped: tuple[Finding, ...] = ()
     try:
         facts = checkpoint.facts(layer, tensor_parallel=1, tensor_rank=0, device=None)
-        stopped = tuple(f for f in look_at(facts).base if f.status not in (Status.PASS, Status.SKIPPED))
+        stopped = tuple(f for f in look_at(facts, assumption).base if f.status not in (Status.PASS, Status.SKIPPED))
         kind = _kind(facts, stopped)
         if kind is Kind.QUANTISED:
             checkpoint.check(layer)
@@ -181,7 +184,7 @@ def look(checkpoint: Checkpoint, layer: CheckpointLayer) -> Alike:
 
 def is_aside(checkpoint: Checkpoint, layer: CheckpointLayer) -> bool:
     """Is it no layer of the model's own numbering (multi-token prediction, towers for images)?"""
-    declared = checkpoint.config.layers
+    declared = layer.config.layers
     return layer.index is None or (declared is not None and layer.index >= declared)
 
 

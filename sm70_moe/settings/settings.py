@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,15 @@ from sm70_moe.errors import SettingsError
 from sm70_moe.settings.flags import FlaggedPolicy, FlagState, FlagValue, parse_flag, parse_switch
 from sm70_moe.settings.given import ENVIRONMENT, Given, Variable, VariableSource, choose, noted, read_variables
 from sm70_moe.settings.layerlists import LayerList
+from sm70_moe.settings.parsing import (
+    MOST_RESIDENT_TOKENS,
+    parse_assumption,
+    parse_name,
+    parse_path,
+    parse_place,
+    parse_tokens,
+    rooted,
+)
 from sm70_moe.settings.variables import (
     FLAGS,
     KNOWN_NAMES,
@@ -36,42 +44,8 @@ from sm70_moe.settings.variables import (
     report_names,
 )
 
-MOST_RESIDENT_TOKENS = 32
-"""Resident scratch never serves more tokens than this (CONTRACT 2)."""
-
 FlagArguments = tuple[tuple[str, str], ...]
 """Features and the text of their flags, as arguments gave them."""
-
-
-def parse_tokens(variable: str, text: str) -> int:
-    """Read a number of tokens: plain decimal digits, no sign, spaces, underscores or leading zeros."""
-    if not re.fullmatch("0|[1-9][0-9]?", text) or int(text) > MOST_RESIDENT_TOKENS:
-        raise SettingsError(
-            f"{variable}={text!r}: accepted is 0 (derive), or a whole number from 1 to {MOST_RESIDENT_TOKENS}"
-        )
-    return int(text)
-
-
-def parse_name(variable: str, text: str) -> str:
-    """Read a name or path; an empty or blank one is an error, not "unset"."""
-    if not text.strip():
-        raise SettingsError(f"{variable}={text!r}: accepted is a name or path that is not empty")
-    return text
-
-
-def parse_path(variable: str, text: str) -> Path:
-    """Read a path that is not empty."""
-    return Path(parse_name(variable, text))
-
-
-def parse_place(variable: str, text: str) -> Path | bool:
-    """Read a path that is not empty, or `0` (nowhere) or `1` (the usual place)."""
-    return parse_switch(variable, text) if text in ("0", "1") else parse_path(variable, text)
-
-
-def rooted(path: Path | bool | None) -> Path | bool | None:
-    """The place that was meant when settings were read, wherever the process goes later."""
-    return path.absolute() if isinstance(path, Path) else path
 
 
 def from_text(parse: Callable[[str, str], object]) -> BeforeValidator:
@@ -166,7 +140,11 @@ class Settings(BaseSettings):
     dependent_launch: Annotated[bool, from_text(parse_switch)] = True
     """Kernels of one call may overlap where the device can do that and its self-test passes."""
     proof: Annotated[bool, from_text(parse_switch)] = True
-    """Native routes of a layer are proven on its own banks before they are kept."""
+    """Native routes are tried on a layer's own banks before they are kept."""
+    assume: Annotated[str | None, from_text(parse_assumption)] = None
+    """What is taken for what is not known of a layer's arithmetic; None takes nothing."""
+    model_types: Place = None
+    """A file with rows of model types before the package's (`checkpoint/model_types.toml`)."""
     persistent_tokens: Annotated[int, from_text(parse_tokens), Field(ge=0, le=MOST_RESIDENT_TOKENS)] = 0
     """Tokens that resident scratch is sized for; 0 derives it from what the engine will send."""
 

@@ -83,6 +83,18 @@ SETTINGS = (
         "`1`",
     ),
     Known(
+        "assume",
+        ("SM70_MOE_ASSUME",),
+        "`plain-silu`: what is not known of a layer's arithmetic is taken to be that; what is known stays.",
+        "nothing is assumed",
+    ),
+    Known(
+        "model_types",
+        ("SM70_MOE_MODEL_TYPES",),
+        "File that says what model types compute, before the package's own table.",
+        "the package's table",
+    ),
+    Known(
         "dependent_launch",
         ("SM70_MOE_DEPENDENT_LAUNCH",),
         "`0`: kernels of one call never overlap; matters on sm_90 and later.",

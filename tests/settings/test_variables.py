@@ -27,6 +27,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 def test_the_known_names_are_these() -> None:
     """The interface that operators have already exported, and our own name beside each."""
     assert sorted(KNOWN_NAMES) == [
+        "SM70_MOE_ASSUME",
         "SM70_MOE_BATCHED_BANKS",
         "SM70_MOE_BUILD_KERNELS",
         "SM70_MOE_CACHE",
@@ -41,6 +42,7 @@ def test_the_known_names_are_these() -> None:
         "SM70_MOE_LAYER_ALLOWLIST",
         "SM70_MOE_LAYER_DENYLIST",
         "SM70_MOE_LEGACY_SINGLE_TOKEN",
+        "SM70_MOE_MODEL_TYPES",
         "SM70_MOE_PERSISTENT_MAX_TOKENS",
         "SM70_MOE_POLICY",
         "SM70_MOE_PROOF",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sm70_moe.decision import Finding, Plain, Reason, Status
-from sm70_moe.facts import LayerFacts
+from sm70_moe.facts import PLAIN, LayerFacts
 from sm70_moe.grouping import CHECK as SHARD
 from sm70_moe.grouping import Grouping, group_layer
 from sm70_moe.layout import BankShape
@@ -43,8 +43,9 @@ class Layer:
         return any(f.reason is Reason.SHARD_UNEVEN for f in self.base)
 
 
-def look_at(facts: LayerFacts) -> Layer:
-    """Run the checks that every route of this layer shares."""
+def look_at(facts: LayerFacts, assumption: str | None = None) -> Layer:
+    """Run the checks that every route of this layer shares. `assumption`: what is taken for what is not known."""
+    facts = assumed(facts, assumption)
     readable = weight_format(facts)
     grouping = group_layer(facts) if readable.status is Status.PASS else Finding.skipped(SHARD, "format")
     base = (
@@ -53,10 +54,11 @@ def look_at(facts: LayerFacts) -> Layer:
         if readable.status is Status.PASS
         else Finding.skipped("bits", "format"),
         grouping.finding if isinstance(grouping, Grouping) else grouping,
-        equal("activation", Reason.ACTIVATION, ACTIVATION, facts.activation),
+        with_doubt(equal("activation", Reason.ACTIVATION, ACTIVATION, facts.activation), facts.doubt),
         equal("gated", Reason.ACTIVATION, True, facts.gated),
         equal("bias", Reason.ACTIVATION, False, facts.bias),
         equal("router weight on input", Reason.ACTIVATION, False, facts.router_weight_on_input),
+        with_doubt(equal("arithmetic", Reason.ACTIVATION, PLAIN, facts.arithmetic), facts.doubt),
         rank("tensor rank", facts.tensor_rank, facts.tensor_parallel),
         positive("expert parallel", Reason.EXPERT_PARALLEL, facts.expert_parallel),
         rank("expert rank", facts.expert_rank, facts.expert_parallel),
@@ -69,6 +71,23 @@ def look_at(facts: LayerFacts) -> Layer:
     if hidden is not None and intermediate is not None and experts is not None:
         shape = BankShape(experts, hidden, intermediate)
     return Layer(facts, grouping if isinstance(grouping, Grouping) else None, base, sizes, shape)
+
+
+def assumed(facts: LayerFacts, assumption: str | None) -> LayerFacts:
+    """The facts with what the operator knows of the arithmetic in the place of what is not known; nothing that is."""
+    if assumption is None:
+        return facts
+    return replace(
+        facts,
+        activation=ACTIVATION if facts.activation is None else facts.activation,
+        router_weight_on_input=bool(facts.router_weight_on_input),
+        arithmetic=facts.arithmetic or PLAIN,
+    )
+
+
+def with_doubt(finding: Finding, doubt: str | None) -> Finding:
+    """The finding, and why a fact is not known."""
+    return replace(finding, hint=doubt) if doubt and finding.status is Status.UNKNOWN else finding
 
 
 def weight_format(facts: LayerFacts) -> Finding:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
+from sm70_moe.checkpoint.model_types import ModelTypes
 from sm70_moe.checkpoint.names import MARKER
 from sm70_moe.engines.transformers.names import Names
 from sm70_moe.errors import CheckpointError
@@ -37,13 +38,16 @@ class PlacedLayer:
         return self.layer.quantization.format != UNQUANTISED
 
 
-def open_checkpoint(files: list[str] | None) -> Checkpoint:
-    """The folder that transformers found; raises CheckpointError for anything but safetensors files."""
+def open_checkpoint(files: list[str] | None, types: ModelTypes | None = None) -> Checkpoint:
+    """The folder that transformers found; `types` say what model types compute.
+
+    Raises CheckpointError for anything but safetensors files.
+    """
     found = files or []
     other = next((file for file in found if not file.endswith(SAFETENSORS)), None)
     if not found or other is not None:
         raise CheckpointError(f"{other or 'a state_dict'}: accepted are {SAFETENSORS} files beside a config.json")
-    return Checkpoint.open(Path(found[0]).parent)
+    return Checkpoint.open(Path(found[0]).parent, types)
 
 
 def kinds_beside(checkpoint: Checkpoint) -> Kinds:

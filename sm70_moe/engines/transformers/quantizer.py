@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.checkpoint.model_types import read_model_types
 from sm70_moe.engines.transformers.experts import Sm70MoeExperts, arithmetic
 from sm70_moe.engines.transformers.flips import watch
 from sm70_moe.engines.transformers.host import HfQuantizer
@@ -76,7 +77,7 @@ class Loading:
 
     def __init__(self, model: Any, files: list[str] | None) -> None:
         self.service = AdmissionService(rank=_rank())
-        self.checkpoint: Checkpoint = open_checkpoint(files)
+        self.checkpoint: Checkpoint = open_checkpoint(files, read_model_types(self.service.settings.model_types))
         names, beside = Names(model), kinds_beside(self.checkpoint)
         layers = place_layers(self.checkpoint, model, names, beside)
         self.layers = [one for one in layers if one.quantised]

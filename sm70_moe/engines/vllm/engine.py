@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
+from sm70_moe.checkpoint.config import describe
+from sm70_moe.checkpoint.fields import Fields
+from sm70_moe.checkpoint.model_types import read_model_types
 from sm70_moe.decision import obstacle_text
 from sm70_moe.engines.arrivals import ArrivedSource
 from sm70_moe.engines.vllm.host import symbol
@@ -32,6 +36,8 @@ class Engine:
         self.host = host
         self.service = AdmissionService(read_settings(host.additional_config), rank=world_rank())
         self.dummy = host.load_config.load_format == "dummy"
+        types = read_model_types(self.service.settings.model_types)
+        self.model = describe(Fields(Path("config.json"), host.model_config.hf_config.to_dict()), types)
         self._waiting: dict[str, Plan] = {}
         self._agreed = False
         self.closed = False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.checkpoint.config import ModelConfig
 from sm70_moe.checkpoint.names import MATRICES, SCHEMES, Scheme, layer_index
 from sm70_moe.checkpoint.quantization import Quantization, QuantizationRules
 from sm70_moe.engines.vllm.host import placement, whole_intermediate
@@ -48,10 +49,11 @@ def declared(rules: QuantizationRules, layer: Any, prefix: str, names: Mapping[s
     return rules.of_layer(prefix, range(layer.moe_config.num_experts), tuple(names.values()))
 
 
-def layer_facts(layer: Any, prefix: str, quantization: Quantization, host: Any) -> LayerFacts:
-    """Facts of a `RoutedExperts` layer of an engine with the `VllmConfig` `host`."""
+def layer_facts(layer: Any, prefix: str, quantization: Quantization, host: Any, model: ModelConfig) -> LayerFacts:
+    """Facts of a `RoutedExperts` layer of an engine with the `VllmConfig` `host` and the `model` that it declares."""
     moe = layer.moe_config
     ranks = moe.moe_parallel_config
+    said = model.of(prefix).arithmetic(layer_index(prefix))
     draft = getattr(host, "speculative_config", None)
     return LayerFacts(
         layer=prefix,
@@ -69,6 +71,8 @@ def layer_facts(layer: Any, prefix: str, quantization: Quantization, host: Any) 
         gated=moe.is_act_and_mul,
         bias=moe.has_bias,
         router_weight_on_input=layer.apply_router_weight_on_input,
+        arithmetic=said.arithmetic,
+        doubt=said.doubt or None,
         activations=str(moe.in_dtype).removeprefix("torch."),
         tensor_parallel=ranks.tp_size,
         tensor_rank=ranks.tp_rank,

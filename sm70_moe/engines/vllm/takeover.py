@@ -51,7 +51,7 @@ class Takeover:
         engine = self._engine()
         names = matrix_names(layer, engine.host.model_config.model, prefix)
         quantization = declared(self.rules(), layer, prefix, names)
-        plan = engine.admit(layer_facts(layer, prefix, quantization, engine.host))
+        plan = engine.admit(layer_facts(layer, prefix, quantization, engine.host, engine.model))
         if plan.supported:
             require_known(layer, prefix)
             return ExpertsMethod(engine, plan, layer, names)
@@ -59,7 +59,7 @@ class Takeover:
             return engine.leave(symbol("UnquantizedFusedMoEMethod")(layer.moe_config))
         if quantization.format == "mixed":
             # vLLM would make one kind of parameter for all, and leave those without a tensor as memory was
-            raise AdmissionRefused(prefix, plan.decisions, f"{prefix}: some experts are quantised and some are not")
+            raise AdmissionRefused(prefix, plan.decisions, f"{prefix}: {quantization.packing}")
         return engine.leave(self._of_the_host(layer, prefix, engine, reasons(plan)))
 
     def _of_the_host(self, layer: Any, prefix: str, engine: Engine, why: str) -> Any:

@@ -1,0 +1,50 @@
+"""What the commands that read a checkpoint have in common: opening it, what is told of it, and the assumption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sm70_moe.checkpoint.checkpoint import Checkpoint
+from sm70_moe.checkpoint.model_types import read_model_types
+from sm70_moe.settings.parsing import ASSUMPTIONS
+from sm70_moe.settings.settings import Settings
+
+Assume = Annotated[
+    str | None,
+    typer.Option(
+        "--assume",
+        metavar="|".join(ASSUMPTIONS),
+        help="What is not known of the layers' arithmetic is taken to be this; what is known stays.",
+    ),
+]
+
+
+def open_checkpoint(folder: Path, settings: Settings) -> Checkpoint:
+    """The opened folder; what nobody reads in it, and what is worth knowing, on standard error."""
+    checkpoint = Checkpoint.open(folder, read_model_types(settings.model_types))
+    for text in checkpoint.notes:
+        typer.echo(f"note: {text}", err=True)
+    for text in checkpoint.unread:
+        typer.echo(f"not read: {text}", err=True)
+    return checkpoint
+
+
+def tell_notes(checkpoint: Checkpoint) -> None:
+    """The layers' notes on standard error, alike ones once."""
+    notes: dict[str, list[str]] = {}
+    for layer in checkpoint.layers:
+        for note in layer.notes:
+            notes.setdefault(note, []).append(layer.name)
+    for note, layers in notes.items():
+        more = f" and {len(layers) - 1} more layers" if len(layers) > 1 else ""
+        typer.echo(f"note: {layers[0]}{more}: {note}", err=True)
+
+
+def is_whole(checkpoint: Checkpoint) -> bool:
+    """Is every tensor understood that belongs to experts, or could?"""
+    readable = ("none", None)
+    ours = (layer for layer in checkpoint.layers if layer.quantization.format not in readable)
+    return not checkpoint.unread and not any(layer.unread for layer in ours)

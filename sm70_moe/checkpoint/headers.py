@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -19,14 +19,13 @@ from typing import Annotated
 
 import msgspec
 
+from sm70_moe.checkpoint.folder import what_is_there
 from sm70_moe.errors import CheckpointError
 from sm70_moe.opening import Stamp, stamp
 from sm70_moe.regular import is_there, read_text, regular, unreadable
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-SUFFIX = ".safetensors"
 
 LARGEST_HEADER = 100_000_000
 """Bytes; the safetensors library refuses longer headers too."""
@@ -171,7 +170,7 @@ def _read_index(root: Path) -> dict[str, str] | None:
     path = root / INDEX
     if not is_there(path, followed=False):
         if not is_there(root / SINGLE, followed=False):
-            raise CheckpointError(f"{root}: holds neither {INDEX} nor {SINGLE}{_what_is_there(root)}")
+            raise CheckpointError(f"{root}: holds neither {INDEX} nor {SINGLE}{what_is_there(root, SINGLE)}")
         return None
     try:
         weight_map = _INDEX.decode(read_text(path)).weight_map
@@ -186,42 +185,10 @@ def _read_index(root: Path) -> dict[str, str] | None:
     return weight_map
 
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-"""Ends of files that hold weights as Python pickles."""
-SHOWN = 3
-
-
-def left_out(root: Path, shards: Collection[str]) -> list[str]:
-    """Safetensors files of a folder that are none of these: what an index leaves out, or stands beside it."""
-    try:
-        with os.scandir(root) as entries:
-            return sorted(entry.name for entry in entries if entry.name.endswith(SUFFIX) and entry.name not in shards)
-    except OSError as error:
-        raise CheckpointError(f"{root}: cannot be read: {error.strerror}") from error
-
-
-def _what_is_there(root: Path) -> str:
-    """What a folder without the usual names has instead, for the message."""
-    try:
-        names = sorted(os.listdir(root))
-    except OSError:
-        return ""
-    files = [name for name in names if name.endswith(SUFFIX)]
-    pickles = [name for name in names if name.endswith(PICKLES)]
-    told = f"; it holds {_listed(files)}, which no index names: accepted is {SINGLE}, or an index" if files else ""
-    return told + (
-        f"; it holds {_listed(pickles)}, weights in pickle files: accepted is safetensors" if pickles else ""
-    )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(repr(name)[1:-1] for name in names[:SHOWN]) + more
-
-
 def entries_of(path: Path) -> dict[str, TensorEntry]:
     """The checked entries of a file that is in no index; raises what `read_headers` raises."""
-    return _read_shard(path)[0]
+    with _collector_paused():
+        return _read_shard(path, LARGEST_HEADERS).entries
 
 
 def _check_name(index: Path, file: str) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from sm70_moe.checkpoint.config import CONFIG, ModelConfig
-from sm70_moe.checkpoint.headers import INDEX, Headers, entries_of, left_out
+from sm70_moe.checkpoint.folder import left_out
+from sm70_moe.checkpoint.headers import INDEX, Headers, entries_of
 from sm70_moe.checkpoint.names import MARKER, MOST_DIGITS, experts_elsewhere
 from sm70_moe.errors import CheckpointError
 from sm70_moe.numbers.formats import FORMATS, WEIGHT

@@ -42,7 +42,7 @@ class Takeover:
 
     def rules(self) -> QuantizationRules:
         """What the checkpoint declares, with names as the model has them."""
-        return read_quantization(Fields(Path("config.json"), {"quantization_config": self.raw}))
+        return read_quantization(Fields(Path("config.json"), self.raw, "quantization_config."))
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         """Raises what admission raises, where vLLM builds the model: nothing swallows it there."""

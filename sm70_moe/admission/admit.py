@@ -21,7 +21,8 @@ from sm70_moe.machine.devices import Device
 from sm70_moe.machine.machine import Machine
 from sm70_moe.policy import Policy, Route
 from sm70_moe.settings.flags import FlagValue
-from sm70_moe.settings.settings import MOST_RESIDENT_TOKENS, Settings
+from sm70_moe.settings.parsing import MOST_RESIDENT_TOKENS
+from sm70_moe.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

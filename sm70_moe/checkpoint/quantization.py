@@ -87,7 +87,8 @@ def differences(by_matrix: Mapping[str, set[Quantization]]) -> str:
     for matrix, found in by_matrix.items():
         for one in sorted(found, key=repr):
             places.setdefault(_short(one, alike), []).append(matrix)
-    return ", ".join(f"{what} in {' and '.join(names)}" for what, names in places.items())
+    told = ", ".join(f"{what} in {' and '.join(names)}" for what, names in places.items())
+    return f"some experts are quantised and some are not: {told}" if NONE in every else told
 
 
 def _short(one: Quantization, groups: bool) -> str:

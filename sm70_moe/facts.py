@@ -49,7 +49,7 @@ class LayerFacts:
     arithmetic: str | None = (
         PLAIN  # what the experts compute beyond these four, which the routes do not; None: not known
     )
-    doubt: str | None = None  # why one of the facts above is not known: what was read where
+    doubt: str = ""  # why one of the facts above is not known: what was read where
     activations: str | None = None  # dtype of x: "float16", "bfloat16", "float32"
     # parallelism
     tensor_parallel: int | None = None

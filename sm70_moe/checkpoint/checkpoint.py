@@ -162,7 +162,7 @@ class Checkpoint:
             bias=layer.bias if known else None,
             router_weight_on_input=said.router_weight_on_input,
             arithmetic=said.arithmetic,
-            doubt=said.doubt or None,
+            doubt=said.doubt,
             activations=config.dtype,
             tensor_parallel=tensor_parallel,
             tensor_rank=tensor_rank,

@@ -114,8 +114,8 @@ def test_what_is_not_known_is_unknown_with_its_reason(case: str, written: Callab
     keys, named = UNKNOWN[case]
     found = facts_of(written(**keys))
     assert found.arithmetic is None
-    assert named in (found.doubt or "")
-    assert "--assume plain-silu" in (found.doubt or "")
+    assert named in found.doubt
+    assert "--assume plain-silu" in found.doubt
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_changes_nothing_is_no_doubt(keys: dict[str, Any], written: Callabl
     """Keys that are empty, concern other parts of the model, or the router's weights only."""
     found = facts_of(written(**keys))
     assert (found.activation, found.router_weight_on_input, found.arithmetic) == ("silu", False, "plain")
-    assert found.doubt is None
+    assert found.doubt == ""
 
 
 def test_every_surface_refuses_the_unknown_and_takes_an_assumption(written: Callable[..., Path]) -> None:
@@ -181,7 +181,7 @@ def test_limits_of_each_layer(tmp_path: Path, made: Make) -> None:
         "model.layers.1.mlp.experts": ("silu clamped at 7", "plain"),
         "mtp.layers.0.mlp.experts": ("silu", None),
     }
-    assert "layers 0 to 1" in (found["mtp.layers.0.mlp.experts"].doubt or "")
+    assert "layers 0 to 1" in found["mtp.layers.0.mlp.experts"].doubt
 
 
 def test_a_users_rows_go_first(tmp_path: Path, written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

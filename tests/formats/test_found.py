@@ -275,7 +275,7 @@ def test_two_tables_and_two_towers(tmp_path: Path, made: Make) -> None:
         f"talker.{LAYER}": (1, "gelu"),
         LAYER: (None, None),
     }
-    assert "thinker_config.text_config and talker_config.text_config" in (found[LAYER].doubt or "")
+    assert "thinker_config.text_config and talker_config.text_config" in found[LAYER].doubt
 
 
 def test_verify_takes_the_first_layer_that_it_can_read(tmp_path: Path, made: Make) -> None:

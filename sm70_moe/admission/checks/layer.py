@@ -85,7 +85,7 @@ def assumed(facts: LayerFacts, assumption: str | None) -> LayerFacts:
     )
 
 
-def with_doubt(finding: Finding, doubt: str | None) -> Finding:
+def with_doubt(finding: Finding, doubt: str) -> Finding:
     """The finding, and why a fact is not known."""
     return replace(finding, hint=doubt) if doubt and finding.status is Status.UNKNOWN else finding
 

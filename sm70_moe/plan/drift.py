@@ -16,11 +16,12 @@ HINT = "restart needed: plans keep what they were made from"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What plans were made from. `policies` maps the place of a policy to its digest."""
+    """What plans were made from. `policies` maps the place of a policy to its digest, `aliases` are what they read."""
 
     settings: Settings
     policies: Mapping[str, str]
     machine: Machine
+    aliases: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,15 @@ class Present:
 def drift(then: Origin, now: Present) -> tuple[Finding, ...]:
     """Findings for environment, policies, native build and devices; only what differs fails."""
     return (
-        *environment(then.settings, now.environment),
+        *environment(then, now.environment),
         *policies(then.policies, now.policies),
         build(then.machine, now.machine),
         devices(then.machine, now.machine),
     )
 
 
-def environment(then: Settings, now: Settings | Mapping[str, str]) -> tuple[Finding, ...]:
-    changes = then.changes(now)
+def environment(then: Origin, now: Settings | Mapping[str, str]) -> tuple[Finding, ...]:
+    changes = then.settings.changes(now, then.aliases)
     if not changes:
         return (Finding.passed("environment"),)
     return tuple(

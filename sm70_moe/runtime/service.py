@@ -310,7 +310,8 @@ class AdmissionService(Living):
         )
 
     def _origin(self) -> Origin:
-        return Origin(self.settings, self._files, self.machine)
+        aliases = frozenset(name for p in self.policies for feature in p.features.values() for name in feature.env)
+        return Origin(self.settings, self._files, self.machine, aliases)
 
     def _present(self) -> Present:
         machine = self.machine

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -38,6 +38,7 @@ from sm70_moe.settings.variables import (
     SETTINGS,
     Notice,
     NoticeKind,
+    is_foreign,
     is_ours,
     nearest_name,
     own_name,
@@ -279,12 +280,13 @@ class Settings(BaseSettings):
             raise SettingsError("\n".join(errors))
         return found
 
-    def changes(self, now: Settings | Mapping[str, str]) -> tuple[Change, ...]:
+    def changes(self, now: Settings | Mapping[str, str], aliases: Collection[str] = ()) -> tuple[Change, ...]:
         """Variables that were set, unset or edited since; a mapping is the environment as it is now.
 
-        With a mapping, what a `.env` file gave counts as unchanged.
+        With a mapping, what a `.env` file gave counts as unchanged. `aliases` are names that policies read;
+        an engine's own variables are left out.
         """
-        before = self.variables
+        before, known = self.variables, {*KNOWN_NAMES, *aliases}
         if isinstance(now, Settings):
             after = now.variables
         else:
@@ -293,7 +295,7 @@ class Settings(BaseSettings):
         return tuple(
             Change(name, before.get(name), after.get(name))
             for name in sorted({*before, *after})
-            if before.get(name) != after.get(name)
+            if before.get(name) != after.get(name) and not is_foreign(name, known)
         )
 
     def layer_exclusion(self, index: int | None) -> str | None:

@@ -234,8 +234,43 @@ def tail(name: str) -> str:
     return name
 
 
+EDITS = 2
+"""Letters that a misspelt name of ours has wrong, at most. In names shorter than `LONG`, none: they are words."""
+
+LONG = 12
+
+
+def is_foreign(name: str, known: Iterable[str]) -> bool:
+    """Whether a name under an engine's prefix is that engine's own: no name of ours, nor nearly one.
+
+    The engines that the product lives in have hundreds of their own; nothing is said of those.
+    """
+    upper = name.upper()
+    return not upper.startswith(OWN_PREFIX) and not any(misspells(tail(upper), tail(k.upper())) for k in known)
+
+
+def misspells(given: str, meant: str) -> bool:
+    given, meant = given.removeprefix("MOE_"), meant.removeprefix("MOE_")
+    return given == meant or (len(meant) >= LONG and edits(given, meant) <= EDITS)
+
+
+def edits(a: str, b: str) -> int:
+    """Letters to insert, delete or replace; more than `EDITS` where the lengths say so."""
+    if abs(len(a) - len(b)) > EDITS:
+        return EDITS + 1
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a, 1):
+        before, row[0] = row[0], i
+        for j, other in enumerate(b, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (letter != other))
+    return row[-1]
+
+
 def report_names(names: Iterable[str], known: Collection[str], retired: Iterable[Retired]) -> tuple[Notice, ...]:
-    """What to say about the names that were given: retired and unknown ones each, container ones together."""
+    """What to say about the names that were given: retired and unknown ones each, container ones together.
+
+    Nothing of an engine's own.
+    """
     gone = {r.name: r for r in retired}
     found: list[Notice] = []
     container: list[str] = []
@@ -244,7 +279,7 @@ def report_names(names: Iterable[str], known: Collection[str], retired: Iterable
             found.append(Notice(NoticeKind.RETIRED, (name,), gone[name].instead, gone[name].since))
         elif is_container_name(name):
             container.append(name)
-        else:
+        elif not is_foreign(name, known):
             found.append(Notice(NoticeKind.UNKNOWN, (name,), nearest_name(name, known)))
     if container:
         found.append(Notice(NoticeKind.CONTAINER, tuple(container)))

@@ -16,6 +16,7 @@ from sm70_moe.settings.variables import (
     NoticeKind,
     Retired,
     is_container_name,
+    is_foreign,
     is_ours,
     nearest_name,
     report_names,
@@ -150,6 +151,34 @@ def test_how_near_is_near() -> None:
 def test_names_of_container_platforms(name: str, container: bool) -> None:
     """Names that a platform derives from a service called sm70-moe are told from ours."""
     assert is_container_name(name) is container
+
+
+@pytest.mark.parametrize(
+    ("name", "foreign"),
+    [
+        # the fork 1Cat-vLLM reads these: the nearest that it has to ours, and others
+        ("VLLM_SM70_FP8_MOE_BATCHED_GEMM", True),
+        ("VLLM_SM70_FP8_TUNE_SMALL_SHAPES", True),
+        ("VLLM_SM70_AWQ_MOE_TUNE_MAX_TOKENS", True),
+        ("VLLM_SM70_MXFP4_MOE_COMPACT_GROUPED_DECODE", True),
+        ("VLLM_SM70_TRACE", True),
+        ("VLLM_SM70_", True),
+        # near misses of ours: letters, case, the prefix
+        ("VLLM_SM70_AWQ_MOE_BATCHED_GEM", False),
+        ("VLLM_SM70_AWQ_QWEN38_QPN_M2", False),
+        ("VLLM_SM70_AWQ_QWEN3_QPN_M", False),
+        ("vllm_sm70_awq_qwen38_qpn_m1", False),
+        ("VLLM_SM70_QPN_M1", False),
+        ("VLLM_SM70_MOE_STRICT", False),
+        # under our own prefix everything is ours
+        ("SM70_MOE_BANANA", False),
+    ],
+)
+def test_names_of_the_engine_s_own(name: str, foreign: bool) -> None:
+    """An engine's hundreds of variables draw no word; a misspelling of ours does."""
+    assert is_foreign(name, KNOWN_NAMES) is foreign
+    told = [notice.name for notice in report_names([name], KNOWN_NAMES, ())]
+    assert told == ([] if foreign else [name])
 
 
 def test_notices_of_every_kind() -> None:

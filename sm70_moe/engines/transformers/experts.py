@@ -50,7 +50,11 @@ class Sm70MoeExperts(torch.nn.Module):
         other ranks means it.
         """
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
-        out: torch.Tensor = torch.ops.sm70_moe.experts(x, top_k_index, top_k_weights, self.digest, self.handle)
+        call = (x, top_k_index, top_k_weights, self.digest, self.handle)
+        if torch.is_grad_enabled() and (x.requires_grad or top_k_weights.requires_grad):
+            out: torch.Tensor = ForwardOnly.apply(*call)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        else:
+            out = torch.ops.sm70_moe.experts(*call)
         return out.view(hidden_states.shape)
 
     def extra_repr(self) -> str:
@@ -93,6 +97,22 @@ class Sm70MoeExperts(torch.nn.Module):
         memo[id(self)] = copied
         copied.layer, copied.stored, copied.handle, copied.digest = self.layer, self.stored, self.handle, self.digest
         return copied
+
+
+class ForwardOnly(torch.autograd.Function):
+    """The operator where gradients are recorded: models are often called so, and never mean it."""
+
+    @staticmethod
+    def forward(ctx: Any, *call: Any) -> torch.Tensor:
+        ctx.name = call[-1]
+        return torch.ops.sm70_moe.experts(*call)  # type: ignore[no-any-return]  # an operator is Any
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise BackendError(
+            f"{ctx.name}: backward through experts; accepted is inference (torch.no_grad or inference_mode): their "
+            "weights are 4-bit codes, and what stands before them would get no gradient"
+        )
 
 
 def arithmetic(module: Any) -> dict[str, Any]:

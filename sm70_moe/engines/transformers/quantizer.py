@@ -11,6 +11,7 @@ import torch
 
 from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.checkpoint.model_types import read_model_types
+from sm70_moe.engines.devices import architecture_of
 from sm70_moe.engines.transformers.experts import Sm70MoeExperts, arithmetic
 from sm70_moe.engines.transformers.flips import watch
 from sm70_moe.engines.transformers.host import HfQuantizer
@@ -119,7 +120,8 @@ class Loading:
         device = device_of(model, placed.module)
         facts = self.checkpoint.facts(placed.layer, tensor_parallel=1, tensor_rank=0, device=str(device))
         activations = str(model.dtype).removeprefix("torch.")
-        facts = replace(facts, activations=activations, **self.arithmetic[placed.module])
+        architecture = architecture_of(str(device))
+        facts = replace(facts, activations=activations, architecture=architecture, **self.arithmetic[placed.module])
         source = CheckpointSource(self.checkpoint, placed.layer, facts)
         layer = self.service.layer(facts, source, device=str(device))
         model.get_submodule(placed.module).hold(layer, Stored.of(placed.layer))

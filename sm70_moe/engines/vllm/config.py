@@ -7,8 +7,7 @@ from typing import Any
 from sm70_moe.engines.vllm.host import refusal, symbol
 from sm70_moe.engines.vllm.names import ACTIVATIONS, METHODS, MIN_CAPABILITY, QUANTIZATION
 from sm70_moe.errors import BackendError, SettingsError
-from sm70_moe.policy import load_policies
-from sm70_moe.settings.settings import Settings
+from sm70_moe.policy import read_operator
 
 
 class Sm70AwqConfig(symbol("QuantizationConfig")):  # type: ignore[misc]  # vLLM's class
@@ -31,9 +30,16 @@ class Sm70AwqConfig(symbol("QuantizationConfig")):  # type: ignore[misc]  # vLLM
 
         return [getattr(torch, name) for name in ACTIVATIONS]
 
+    def __init__(self) -> None:
+        """vLLM makes one by itself only for a model whose config says nothing of quantisation."""
+        raise SettingsError(
+            f"--quantization {QUANTIZATION}: config.json has no quantization_config; accepted are checkpoints with "
+            f"quant_method {', '.join(METHODS)}. For a model without quantisation leave --quantization out"
+        )
+
     @staticmethod
     def get_config_filenames() -> list[str]:
-        return ["quantize_config.json", "quant_config.json"]
+        return []  # other files say no quant_method
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Any, user_quant: str | None, hf_config: Any = None) -> Any:
@@ -53,8 +59,7 @@ class Sm70AwqConfig(symbol("QuantizationConfig")):  # type: ignore[misc]  # vLLM
                 f"--quantization {QUANTIZATION}: the checkpoint's quant_method is {method!r}; "
                 f"accepted: {', '.join(METHODS)}"
             )
-        settings = Settings.from_env()
-        settings.notices(load_policies(settings.policy))
+        read_operator()
         return QUANTIZATION
 
     @classmethod

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from sm70_moe.checkpoint.model_types import read_model_types
 from sm70_moe.decision import obstacle_text
 from sm70_moe.engines.arrivals import ArrivedSource
 from sm70_moe.engines.vllm.host import symbol
+from sm70_moe.engines.vllm.limits import require_possible
 from sm70_moe.engines.vllm.names import SECTION
 from sm70_moe.engines.vllm.options import read_settings
 from sm70_moe.errors import BackendError
@@ -32,19 +36,35 @@ class Engine:
     """
 
     def __init__(self, host: Any) -> None:
-        """Raises SettingsError or PolicyError for what cannot be read."""
+        """Raises SettingsError or PolicyError for what cannot be read, BackendError for what cannot be had."""
+        require_possible(host)
         self.host = host
         self.service = AdmissionService(read_settings(host.additional_config), rank=world_rank())
         self.dummy = host.load_config.load_format == "dummy"
         types = read_model_types(self.service.settings.model_types)
         self.model = describe(Fields(Path("config.json"), host.model_config.hf_config.to_dict()), types)
         self._waiting: dict[str, Plan] = {}
+        self._deciding = ExitStack()
+        self._shared = rank_group() is not None
+        if self._shared:
+            self._deciding.enter_context(self.service.together(rank_group()))
         self._agreed = False
         self.closed = False
 
     def admit(self, facts: LayerFacts) -> Plan:
         """Decide a layer; raises AdmissionRefused where an explicit `1` cannot be honoured."""
         return self.service.admit(facts)
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        """What is raised inside, while the model is built, is told to the other ranks: they do not wait."""
+        try:
+            yield
+        except Exception:
+            if not self._agreed:
+                self._agreed = True
+                self._deciding.__exit__(*sys.exc_info())
+            raise
 
     def expect(self, plan: Plan) -> None:
         """The layer will be prepared by us."""
@@ -55,7 +75,7 @@ class Engine:
 
         Raises RankDisagreement, and for the last layer what `AdmissionService.close` raises.
         """
-        self._agree()
+        self.agree()
         if layer not in self._waiting:
             raise BackendError(f"{layer}: its banks are made; weights cannot be loaded a second time")
         made = self.service.layer(self._waiting.pop(layer).admission.facts, source, device=device)
@@ -83,13 +103,17 @@ class Engine:
             self.service.close()
             self.closed = True
 
-    def _agree(self) -> None:
+    def agree(self) -> None:
+        """Agree with the other ranks, once: when the first tensor comes, since all layers are built then.
+
+        Raises RankDisagreement.
+        """
         if self._agreed:
             return
         self._agreed = True
-        group = rank_group()
-        if group is not None:
-            agreed = {plan.layer: plan for plan in self.service.agree(group)}
+        self._deciding.close()
+        if self._shared:
+            agreed = {plan.layer: plan for plan in self.service.plans()}
             self._waiting = {layer: agreed[layer] for layer in self._waiting}
         self._note_plans()
 

@@ -14,6 +14,7 @@ from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.checkpoint.config import ModelConfig
 from sm70_moe.checkpoint.names import MATRICES, SCHEMES, Scheme, layer_index
 from sm70_moe.checkpoint.quantization import Quantization, QuantizationRules
+from sm70_moe.engines.devices import architecture_of
 from sm70_moe.engines.vllm.host import placement, whole_intermediate
 from sm70_moe.errors import BackendError
 from sm70_moe.facts import LayerFacts
@@ -55,6 +56,7 @@ def layer_facts(layer: Any, prefix: str, quantization: Quantization, host: Any, 
     ranks = moe.moe_parallel_config
     said = model.of(prefix).arithmetic(layer_index(prefix))
     draft = getattr(host, "speculative_config", None)
+    device = device_of(moe.device)
     return LayerFacts(
         layer=prefix,
         index=layer_index(prefix),
@@ -78,7 +80,8 @@ def layer_facts(layer: Any, prefix: str, quantization: Quantization, host: Any, 
         tensor_rank=ranks.tp_rank,
         expert_parallel=ranks.ep_size if ranks.use_ep else 1,
         expert_rank=ranks.ep_rank if ranks.use_ep else 0,
-        device=device_of(moe.device),
+        device=device,
+        architecture=architecture_of(device),
         max_sequences=host.scheduler_config.max_num_seqs,
         speculative_width=1 + (draft.num_speculative_tokens or 0) if draft else 1,
     )

@@ -26,8 +26,9 @@ class TensorLoader:
 
     supports_moe_loading = True
 
-    def __init__(self, arrivals: Arrivals, kind: str) -> None:
-        self.arrivals, self.kind = arrivals, kind
+    def __init__(self, engine: Engine, arrivals: Arrivals, kind: str) -> None:
+        self.engine, self.arrivals, self.kind = engine, arrivals, kind
+        self.__name__ = type(self).__name__  # hosts ask functions for theirs
 
     def __call__(
         self,
@@ -39,6 +40,7 @@ class TensorLoader:
         return_success: bool = False,
     ) -> bool | None:
         """Raises CheckpointError naming the tensor if it is not what the layer needs."""
+        self.engine.agree()
         matrix = MATRICES[shard_id]
         part = self.arrivals.take(expert_id, matrix, self.kind, loaded_weight)
         if part is not None and param.numel():
@@ -81,7 +83,7 @@ class ExpertsMethod(symbol("FusedMoEMethodBase")):  # type: ignore[misc]  # vLLM
             )
         for name, part, sizes in self._parameters():
             param = torch.nn.Parameter(torch.empty(sizes, dtype=DTYPES[part.dtypes[0]]), requires_grad=False)
-            param.weight_loader = TensorLoader(self.arrivals, part.kind)  # type: ignore[attr-defined]  # vLLM's way
+            param.weight_loader = TensorLoader(self.engine, self.arrivals, part.kind)  # type: ignore[attr-defined]  # vLLM's way
             layer.register_parameter(name, param)
 
     def process_weights_after_loading(self, layer: Any) -> None:

@@ -15,6 +15,7 @@ from sm70_moe.checkpoint.quantization import QuantizationRules
 from sm70_moe.engines.vllm.engine import Engine, reasons
 from sm70_moe.engines.vllm.facts import declared, layer_facts, matrix_names, require_known
 from sm70_moe.engines.vllm.host import mapped_name, symbol
+from sm70_moe.engines.vllm.limits import require_half
 from sm70_moe.engines.vllm.method import ExpertsMethod
 from sm70_moe.engines.vllm.names import ACTIVATIONS, MIN_CAPABILITY, QUANTIZATION
 from sm70_moe.errors import AdmissionRefused
@@ -47,8 +48,14 @@ class Takeover:
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         """Raises what admission raises, where vLLM builds the model: nothing swallows it there."""
         if not isinstance(layer, symbol("layer of experts")):
-            return super().get_quant_method(layer, prefix)  # type: ignore[misc]  # as above
+            method = super().get_quant_method(layer, prefix)  # type: ignore[misc]  # as above
+            require_half(symbol("get_current_vllm_config")().model_config.dtype, prefix, method)
+            return method
         engine = self._engine()
+        with engine.deciding():
+            return self._experts(engine, layer, prefix)
+
+    def _experts(self, engine: Engine, layer: Any, prefix: str) -> Any:
         names = matrix_names(layer, engine.host.model_config.model, prefix)
         quantization = declared(self.rules(), layer, prefix, names)
         plan = engine.admit(layer_facts(layer, prefix, quantization, engine.host, engine.model))

@@ -225,6 +225,20 @@ def test_banks_do_not_move(make: Callable[..., Any], load: Callable[..., Any]) -
         load(make().packed).to("meta")
 
 
+def test_a_model_may_be_called_where_gradients_are_recorded_and_not_be_trained(
+    make: Callable[..., Any], load: Callable[..., Any]
+) -> None:
+    """Parameters of the host ask for gradients; routers and norms would silently get none through our experts."""
+    model = load(make().packed, torch.float32)
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        expected = model(ids).logits
+    logits = model(ids).logits
+    assert torch.equal(logits.detach(), expected)
+    with pytest.raises(BackendError, match="backward through experts"):
+        logits.sum().backward()
+
+
 def test_weights_cannot_be_loaded_over(make: Callable[..., Any], load: Callable[..., Any]) -> None:
     """`load_state_dict` is refused even if it is not strict."""
     model = load(make().packed)

@@ -124,6 +124,21 @@ def test_other_quantisations_are_refused_by_name(engine, experts_only, tmp_path,
         engine(experts_only.write(tmp_path / "m"))
 
 
+def test_a_model_without_quantisation_is_refused_by_name(engine, experts_only, tmp_path):
+    """vLLM itself would say that it cannot find the config file for sm70_awq."""
+    files = experts_only.decode("")
+    del files.config["quantization_config"]
+    with pytest.raises(Exception, match="no quantization_config") as caught:
+        engine(files.write(tmp_path / "m"))
+    assert "leave --quantization out" in str(caught.value)
+
+
+def test_quantised_linears_in_float32_are_refused_before_the_first_request(engine, tiny, tmp_path):
+    """vLLM itself would start, and die at the first token."""
+    with pytest.raises(BackendError, match=r"self_attn\..*float32.*--dtype float16"):
+        engine(tiny.write(tmp_path / "m"))
+
+
 def test_experts_that_are_spread_in_an_untried_way_are_refused():
     """Each way that was never tried is named with what is accepted."""
     from types import SimpleNamespace as Of

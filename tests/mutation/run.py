@@ -33,11 +33,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "numbers": (["sm70_moe/numbers/*.py"], ["tests/numbers", "tests/formats/test_values.py"]),
     "steps": (
         [f"{NATIVE}/steps.py", f"{NATIVE}/launch.py", "sm70_moe/kernels/arguments.py"],
-        [
-            "tests/kernels/native/test_fused.py",
-            "tests/kernels/native/test_launch.py",
-            "tests/kernels/test_arguments.py",
-        ],
+        ["tests/kernels/native", "tests/kernels/test_arguments.py", "tests/kernels/test_declared.py"],
     ),
     "bounds": (["sm70_moe/reference/bounds.py"], ["tests/reference", "tests/runtime/test_proof.py"]),
 }

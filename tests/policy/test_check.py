@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -234,6 +235,22 @@ def test_a_broken_rule_is_named(problems: Problems, edits: list[Edit], expected:
     assert sorted(path for path, _, _ in found) == sorted(path for path, _ in expected)
     for path, value in expected:
         assert any(at == path and value in text for at, _, text in found)
+    for _, _, text in found:  # what was found and what is accepted, each with words
+        assert re.search(r"found (?!accepted)\S.*, accepted (?!accepted)\S", text)
+        assert not re.search(r"\b(None|null)\b", text)
+
+
+@pytest.mark.parametrize("key", ["feature", "tokens", "call"])
+def test_routes_with_other_faults_are_still_held_against_each_others_order(problems: Problems, key: str) -> None:
+    """Feature, tokens and call say nothing about the order of the banks; all three wrong neither."""
+    wrong = {
+        "feature": ('feature = "fast"', "feature = 1"),
+        "tokens": ("[2, 8]", '"x"'),
+        "call": ('x = "float16"', "x = 1"),
+    }
+    order = (LAST, LAST + 'order = "octet32"\n')
+    for edits in ([wrong[key]], list(wrong.values())):
+        assert "route[1].order" in [path for path, _, _ in problems(*edits, order)]
 
 
 FINE: dict[str, list[Edit]] = {

@@ -63,6 +63,26 @@ def test_strict_names_come_with_wrong_flags(own: Path, monkeypatch: pytest.Monke
     assert found[1].startswith("SM70_MOE_NOTHING_LIKE_IT is not known")
 
 
+def test_an_argument_goes_before_the_variable_where_other_settings_are_wrong(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose flags are asked: those of the policy that was meant, named by a value or by nobody."""
+    monkeypatch.setenv("SM70_MOE_POLICY", str(tmp_path / "missing.toml"))
+    monkeypatch.setenv("SM70_MOE_STRICT", "2")
+    monkeypatch.setenv("SM70_MOE_FAST", "yes")
+    with pytest.raises(SettingsError) as caught:
+        read_operator(policy=None, layer_deny="a")  # type: ignore[arg-type]  # a value of settings
+    assert str(tmp_path / "missing.toml") in str(caught.value)
+    assert "FAST" not in str(caught.value)
+    assert "SM70_MOE_FAST" in "".join(lines(own))
+
+
+def test_wrong_settings_without_a_policy_ask_the_shipped_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody named one: every shipped policy applies."""
+    monkeypatch.setenv("SM70_MOE_STRICT", "2")
+    assert lines() == ["SM70_MOE_STRICT='2': accepted values are 0 and 1"]
+
+
 def test_given_settings_are_asked_too(own: Path) -> None:
     """Settings that an engine made know nothing of a policy's own flags."""
     given = Settings.from_env({"SM70_MOE_FAST": "yes"})

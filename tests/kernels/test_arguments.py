@@ -33,6 +33,7 @@ def arguments(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
     [
         ("x", torch.ones(4, 63).half(), "(4, 63)"),
         ("x", torch.ones(64).half(), "(64,)"),
+        ("x", torch.ones(()).half(), "()"),
         ("x", torch.ones(4, 64).double(), "float64"),
         ("ids", torch.zeros(4, dtype=torch.int32), "(4,)"),
         ("ids", torch.zeros(3, 2, dtype=torch.int32), "(3, 2)"),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sm70_moe.evidence.synthetic import Numbers, SyntheticLayer
 from sm70_moe.reference.arithmetic import AwqMatrix, silu
-from sm70_moe.reference.bounds import FLOOR, Judgement, final_bound, gamma, judge, judge_w13, slope
+from sm70_moe.reference.bounds import FLOOR, Judgement, final_bound, gamma, judge, judge_w13, out_ratios, slope
 from sm70_moe.reference.rounding import FP16
 
 Array = NDArray[Any]
@@ -253,6 +253,90 @@ def test_overflow_beside_the_threshold_is_open() -> None:
     assert judge_w13(beside, usual["activations"]) <= 1
     assert judge_w13(beyond, largest) == np.inf
     assert judge_w13(beyond, usual["activations"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "error", "open_at"),
+    [
+        (1.0, 65520.5, 1.0, 47888.0),  # only the up value may round to infinity
+        (256.0, 255.9395, 0.0, 65504.0),  # only their product may: 65520.5, each off by half an ulp
+        (1.0, 65000.0, 1.0, None),  # none may
+    ],
+)
+def test_overflow_is_open_where_any_of_the_three_may(
+    gate: float, up: float, error: float, open_at: float | None
+) -> None:
+    """Gate, up and product are looked at one by one; infinity is right wherever one of them may be."""
+    x, ids, weights = call()
+    answer = LAYER.reference.answer(x, ids, weights, "float16")
+    size = np.full_like(answer.up, error / gamma(answer.hidden))
+    near = replace(
+        answer,
+        gate=np.full_like(answer.gate, gate),
+        gate_size=np.zeros_like(size),
+        up=np.full_like(answer.up, up),
+        up_size=size,
+        activations=np.full_like(answer.gate, np.inf),
+    )
+    found = np.full_like(answer.gate, 65504.0 if open_at is None else open_at)
+    assert judge_w13(near, found) == (np.inf if open_at is None else 0.0)
+
+
+def test_hardware_that_truncates_gets_twice_the_room_in_every_stage() -> None:
+    """The factor widens all three bounds, of FP32 results nearly by itself."""
+    x, ids, weights = call()
+    answer = LAYER.reference.answer(x, ids, weights, "float32")
+    off = [np.asarray(part) * (1 + 1e-6) for part in (answer.activations, answer.slots, answer.out)]
+    once, twice = (judge(answer, *off, weights, factor) for factor in (1.0, 2.0))
+    for stage in ("w13", "w2", "out"):
+        assert 0 < getattr(twice, stage) < 0.95 * getattr(once, stage)
+        assert getattr(twice, stage) > 0.45 * getattr(once, stage)
+
+
+@pytest.mark.parametrize("valid", [(True, True), (True, False)])
+def test_a_sum_whose_slots_nobody_saw_has_their_bounds_carried_through(valid: tuple[bool, bool]) -> None:
+    """Two slots 3 and -1 of one product each, weights 1/2 and -1/4, worked by hand; an invalid one adds nothing."""
+    usual = LAYER.reference.answer(*call()[:2], call()[2], "float16")
+    column = np.zeros((1, 2, 1))
+    total = 1.5 + (0.25 if valid[1] else 0.0)
+    answer = replace(
+        usual,
+        valid=np.array([valid]),
+        gate=column,
+        slots=np.array([[[3.0], [-1.0 if valid[1] else 0.0]]]),
+        slot_size=np.array([[[4.0], [2.0 if valid[1] else 0.0]]]),
+        total=np.array([[total]]),
+        out=np.array([[total]]),
+    )
+    one, two = gamma(1), gamma(2)
+    first, second = 4 * one + 2.0**-10 + 2.0**-25, 2 * one + 2.0**-11 + 2.0**-25
+    carried = first / 2 + two * 1.5 + (second / 4 + two / 4 if valid[1] else 0.0)
+    bound = carried + 2.0**-11 + 2.0**-25
+    weights = np.array([[0.5, -0.25]])
+    for error in (2.0**-10, -(2.0**-9)):
+        found = out_ratios(answer, np.array([[total + error]]), weights)
+        assert found.shape == (1, 1)
+        assert found[0, 0] == pytest.approx(abs(error) / bound, rel=1e-12)
+    wider = out_ratios(answer, np.array([[total + 2.0**-10]]), weights, 2.0)[0, 0]
+    assert wider < 2.0**-10 / bound
+
+
+def test_a_sum_beside_the_threshold_is_open() -> None:
+    """65504 and infinity are both right for a sum that may be either; a token without slots must be zero."""
+    usual = LAYER.reference.answer(*call()[:2], call()[2], "float16")
+    answer = replace(
+        usual,
+        valid=np.array([[True], [False]]),
+        gate=np.zeros((2, 1, 1)),
+        slots=np.array([[[65520.5]], [[0.0]]]),
+        slot_size=np.zeros((2, 1, 1)),
+        total=np.array([[65520.5], [0.0]]),
+        out=np.array([[np.inf], [0.0]]),
+    )
+    weights = np.ones((2, 1))
+    for seen, ratios in ((65504.0, [0.0, 0.0]), (np.inf, [0.0, 0.0])):
+        assert out_ratios(answer, np.array([[seen], [0.0]]), weights)[:, 0].tolist() == ratios
+    assert out_ratios(answer, np.array([[np.inf], [2.0**-24]]), weights)[1, 0] == np.inf
 
 
 @pytest.mark.parametrize("place", [0, 1])

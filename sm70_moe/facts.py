@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -90,9 +91,25 @@ class LayerFacts:
         whole, rest = divmod(self.intermediate, self.tensor_parallel)
         return None if rest else whole
 
+    @property
+    def alike(self) -> Alike:
+        """Everything but the layer's name and index: what the layers of a model have in common."""
+        return _alike(self)
+
+    @classmethod
+    def of(cls, alike: Alike) -> LayerFacts:
+        """A layer without a name or an index that has these facts."""
+        return cls(layer="", **dict(zip(_ALIKE, alike, strict=True)))
+
     def record(self) -> dict[str, Plain]:
         return asdict(self)
 
+
+Alike = tuple[Any, ...]
+"""Facts without name and index, in the order of the fields; two layers with equal ones get equal findings."""
+
+_ALIKE = tuple(field.name for field in fields(LayerFacts) if field.name not in ("layer", "index"))
+_alike: Callable[[LayerFacts], Alike] = attrgetter(*_ALIKE)
 
 FACT_TYPES: Mapping[str, type] = MappingProxyType(
     {field.name: {"bool": bool, "int": int, "str": str}[str(field.type).split(" ")[0]] for field in fields(LayerFacts)}

@@ -45,6 +45,8 @@ from sm70_moe.settings.variables import (
     report_names,
 )
 
+STATES = {state.value: state for state in FlagState}
+
 FlagArguments = tuple[tuple[str, str], ...]
 """Features and the text of their flags, as arguments gave them."""
 
@@ -229,7 +231,7 @@ class Settings(BaseSettings):
         values: dict[str, FlagValue] = {}
         for name, feature in policy.features.items():
             try:  # not `noted`: this runs for every layer
-                values[name] = self.flag(name, feature.env, FlagState(feature.unset))
+                values[name] = self.flag(name, feature.env, STATES[feature.unset])
             except SettingsError as problem:
                 problems.append(str(problem))
         if problems:

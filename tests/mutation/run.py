@@ -27,7 +27,7 @@ NATIVE = "sm70_moe/kernels/native"
 
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "admission": (["sm70_moe/admission/*.py"], ["tests/admission", "tests/matrix/test_fallback.py"]),
-    "plan": (["sm70_moe/plan/*.py"], ["tests/plan", "tests/ranks", "tests/admission/test_admission.py"]),
+    "plan": (["sm70_moe/plan/*.py"], ["tests/plan", "tests/admission/test_admission.py"]),
     "policy": (["sm70_moe/policy/*.py"], ["tests/policy", "tests/admission/test_declared_layout.py"]),
     "settings": (["sm70_moe/settings/*.py"], ["tests/settings"]),
     "numbers": (["sm70_moe/numbers/*.py"], ["tests/numbers", "tests/formats/test_values.py"]),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
-from sm70_moe.admission.checks.layer import Layer, equal
+from sm70_moe.admission.checks.layer import Layer, equal, look_at
 from sm70_moe.decision import Finding, Plain, Reason, Status
-from sm70_moe.facts import LayerFacts
+from sm70_moe.facts import Alike, LayerFacts
 from sm70_moe.grouping import CHECK as SHARD
 from sm70_moe.machine.devices import Device
 from sm70_moe.policy import Check, Contract
@@ -35,14 +37,21 @@ NAMES = {check: check.value.replace("_", " ") for check in Check} | {
 _QUANTISED = {Check.BITS, Check.ZERO_POINT, Check.CHECKPOINT_GROUP}
 
 
-def contract_findings(contract: Contract, layer: Layer, device: Device | None) -> dict[Check, Finding]:
+def contract_findings(contract: Contract, layer: Layer, device: Device | None) -> Mapping[Check, Finding]:
     """A finding for each check that the contract has a value for; None in a contract means any.
 
     What the base findings of the layer have settled already is not looked at again.
     """
+    return found_of(contract, layer.alike, device)
+
+
+@lru_cache(maxsize=256)  # the layers of a model are alike
+def found_of(contract: Contract, alike: Alike, device: Device | None) -> Mapping[Check, Finding]:
+    """See `contract_findings`."""
+    layer = look_at(LayerFacts.of(alike))
     settled = {f.check for f in layer.base if f.status is not Status.PASS}
     found = {check: contract_finding(contract, check, layer, device) for check in Check if NAMES[check] not in settled}
-    return {check: finding for check, finding in found.items() if finding is not None}
+    return MappingProxyType({check: finding for check, finding in found.items() if finding is not None})
 
 
 def contract_finding(contract: Contract, check: Check, layer: Layer, device: Device | None) -> Finding | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
 
 from sm70_moe.decision import Finding, Plain, Reason, Status
-from sm70_moe.facts import PLAIN, LayerFacts
+from sm70_moe.facts import PLAIN, Alike, LayerFacts
 from sm70_moe.grouping import CHECK as SHARD
 from sm70_moe.grouping import Grouping, group_layer
 from sm70_moe.layout import BankShape
@@ -25,6 +27,7 @@ class Layer:
     """A layer's facts with what several checks derive from them."""
 
     facts: LayerFacts
+    alike: Alike
     grouping: Grouping | None
     base: tuple[Finding, ...]
     sizes: Mapping[str, int | None]
@@ -46,6 +49,16 @@ class Layer:
 def look_at(facts: LayerFacts, assumption: str | None = None) -> Layer:
     """Run the checks that every route of this layer shares. `assumption`: what is taken for what is not known."""
     facts = assumed(facts, assumption)
+    alike = facts.alike
+    return Layer(facts, alike, *seen(alike))
+
+
+@lru_cache(maxsize=256)  # the layers of a model are alike
+def seen(
+    alike: Alike,
+) -> tuple[Grouping | None, tuple[Finding, ...], Mapping[str, int | None], BankShape | None]:
+    """What `look_at` finds: grouping, findings, sizes and shape."""
+    facts = LayerFacts.of(alike)
     readable = weight_format(facts)
     grouping = group_layer(facts) if readable.status is Status.PASS else Finding.skipped(SHARD, "format")
     base = (
@@ -70,7 +83,7 @@ def look_at(facts: LayerFacts, assumption: str | None = None) -> Layer:
     shape = None
     if hidden is not None and intermediate is not None and experts is not None:
         shape = BankShape(experts, hidden, intermediate)
-    return Layer(facts, grouping if isinstance(grouping, Grouping) else None, base, sizes, shape)
+    return grouping if isinstance(grouping, Grouping) else None, base, MappingProxyType(sizes), shape
 
 
 def assumed(facts: LayerFacts, assumption: str | None) -> LayerFacts:

@@ -9,9 +9,21 @@ import pytest
 from numpy.typing import NDArray
 
 from sm70_moe.evidence.synthetic import Numbers, SyntheticLayer
-from sm70_moe.reference.arithmetic import AwqMatrix, silu
-from sm70_moe.reference.bounds import FLOOR, Judgement, final_bound, gamma, judge, judge_w13, out_ratios, slope
-from sm70_moe.reference.rounding import FP16
+from sm70_moe.reference.arithmetic import Answer, AwqMatrix, silu
+from sm70_moe.reference.bounds import (
+    FLOOR,
+    Judgement,
+    final_bound,
+    gamma,
+    judge,
+    judge_sum,
+    judge_w2,
+    judge_w13,
+    out_ratios,
+    slope,
+    w13_ratios,
+)
+from sm70_moe.reference.rounding import FORMATS, FP16
 
 Array = NDArray[Any]
 ALL = slice(None)
@@ -383,3 +395,60 @@ def test_slope_is_the_derivative_of_silu() -> None:
     """Central differences agree."""
     gate, step = np.linspace(-12, 12, 97), 1e-5
     assert np.allclose(slope(gate), (silu(gate + step) - silu(gate - step)) / (2 * step), atol=1e-8)
+
+
+def by_hand(**changes: Any) -> Answer:
+    """Two tokens with two slots, hidden 3, intermediate 1, in FP32, which has no rounding points."""
+    ones, wide = np.ones((2, 2, 1)), np.ones((2, 2, 3))
+    usual: dict[str, Any] = {
+        "format": FORMATS["float32"],
+        "valid": np.array([[True, True], [True, True]]),
+        "gate": -8 * ones,
+        "up": 2 * ones,
+        "gate_size": 16 * ones,
+        "up_size": 4 * ones,
+        "activations": 2 * silu(-8 * ones),
+        "slots": wide,
+        "slot_size": 5 * wide,
+        "products": wide,
+        "total": np.ones((2, 3)),
+        "out": np.ones((2, 3)),
+        "terms": (64, 32),
+    }
+    return Answer(**{**usual, **changes})
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_the_bound_of_w13_by_hand(factor: float) -> None:
+    """Gate -8 and up 2, sums of 64 products: first order in what each is off by, and 8 u of a small silu."""
+    answer = by_hand()
+    gate, up = 16 * gamma(64, factor), 4 * gamma(64, factor)
+    small, steep = abs(float(silu(np.array(-8.0)))), abs(float(slope(np.array(-8.0))))
+    of_silu = steep * gate + 8 * 2.0**-24 * factor * small
+    carried = 2 * of_silu + small * up + of_silu * up
+    exact = 2 * small
+    half = 0.5 * np.spacing(np.float32(exact + carried))
+    found = w13_ratios(answer, answer.activations + 1e-3, factor)
+    expected = 1e-3 / max(carried + float(half) + 2.0**-25, 2.0**-24)
+    assert found == pytest.approx(np.full((2, 2, 1), expected), rel=1e-6)
+
+
+def test_the_bound_of_w2_by_hand() -> None:
+    """Sums of 32 products with |a||w| of 5: gamma_32 * 5, half an ulp of FP32 at 1, and the slack."""
+    answer = by_hand()
+    bound = 5 * gamma(32) + 2.0**-24 + 2.0**-25
+    off = answer.slots + np.where(np.arange(3) == 1, 2.0**-12, 0.0)
+    assert judge_w2(answer, off) == pytest.approx(2.0**-12 / bound, rel=1e-6)
+    assert judge_w2(answer, off, 2.0) < judge_w2(answer, off)
+
+
+def test_the_bound_of_the_sum_by_hand() -> None:
+    """Two slots, not three columns: gamma_2 * sum |weight||slot|; a token without slots is zero whatever others do."""
+    weights = np.array([[0.5, -0.25], [1.0, 1.0]])
+    answer = by_hand(valid=np.array([[True, True], [False, False]]))
+    slots = np.where(answer.valid[:, :, None], answer.slots, 0.0)
+    out = np.array([[0.25] * 3, [0.0] * 3])
+    bound = gamma(2) * 0.75 + 2.0**-26 + 2.0**-25
+    off = out + np.array([[0, 0, 2.0**-20], [0, 0, 0]])
+    assert judge_sum(answer, slots, off, weights) == pytest.approx(2.0**-20 / bound, rel=1e-6)
+    assert judge_sum(answer, slots, out + np.array([[0.0], [2.0**-30]]), weights) == np.inf

@@ -27,7 +27,7 @@ from sm70_moe.plan.memory import bank_shape
 from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import Policy
 from sm70_moe.runtime.kernels import Kernels
-from sm70_moe.runtime.service import refusal
+from sm70_moe.runtime.refusal import refusal
 from sm70_moe.settings.settings import Settings
 
 Tell = Callable[[str], None]

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sm70_moe.admission.admit import Admission, admit
-from sm70_moe.decision import Decision, Finding, Outcome, Plain, Status, obstacle_text
-from sm70_moe.errors import AdmissionRefused, DriftError, RankDisagreement, Sm70MoeError
+from sm70_moe.decision import Decision, Finding, Plain, Status, obstacle_text
+from sm70_moe.errors import DriftError, RankDisagreement, Sm70MoeError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.living import Living
 from sm70_moe.machine.machine import Machine
@@ -30,6 +30,7 @@ from sm70_moe.policy import Policy, choose_policy, read_operator
 from sm70_moe.record.journal import Journal
 from sm70_moe.record.sink import Sink, Sinks
 from sm70_moe.runtime.kernels import Kernels, SecondTry
+from sm70_moe.runtime.refusal import refusal
 from sm70_moe.runtime.summary import Summary
 from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from sm70_moe.runtime.layer import MoELayer
     from sm70_moe.runtime.making import Maker
     from sm70_moe.runtime.proof import Proof
+    from sm70_moe.runtime.warming import Warmed
 
 
 class AdmissionService(Living):
@@ -74,6 +76,7 @@ class AdmissionService(Living):
         self._closed = False
         self._told: Summary | None = None
         self._maker: Maker | None = None
+        self._layers: weakref.WeakValueDictionary[str, MoELayer] = weakref.WeakValueDictionary()
         self._captures: set[tuple[str, int, str | None]] = set()
         self._drifted: dict[str, Finding] = {}
         self._warned: set[tuple[Path, str]] = set()
@@ -141,6 +144,8 @@ class AdmissionService(Living):
                 for text in remarks(weights):
                     self._sinks.event("moe weights", layer=plan.layer, text=text)
                 release(weights)
+                with self._lock:
+                    self._layers[plan.layer] = made.layer
                 return made.layer
             again = second.plan(plan, made.failed)
             if again is not None:
@@ -216,6 +221,16 @@ class AdmissionService(Living):
             self._closed = True
         if not known:
             self._sinks.event("moe capture", layer=plan.layer, tokens=tokens, route=route, plan=plan.digest)
+
+    def warm_up(self, tokens: Iterable[int]) -> tuple[Warmed, ...]:
+        """Run every living layer once for each of these token counts, as its plan runs them: `warming.warm_up`."""
+        from sm70_moe.runtime.warming import warm_up
+
+        with self._lock:
+            layers = list(self._layers.values())
+        warmed = warm_up(layers, tokens)
+        self._sinks.event("moe warm-up", layers=len(layers), calls=sorted({f"{w.tokens} {w.route}" for w in warmed}))
+        return warmed
 
     def plans(self) -> tuple[Plan, ...]:
         """All plans so far, in order of admission."""
@@ -334,15 +349,3 @@ def native_features(policy: Policy, settings: Settings) -> Iterator[bool]:
             off = any(flags[other].state is FlagState.OFF for other in feature.unless_off)
             state = flags[name].state
             yield state is FlagState.REQUIRE or (state is FlagState.AUTO and not off)
-
-
-def refusal(admission: Admission, decisions: Iterable[Decision]) -> AdmissionRefused:
-    """The error that lists every reason of every refused decision."""
-    lines = [f"{admission.facts.layer}: admission refused under policy {admission.policy.name}"]
-    for decision in decisions:
-        asked = f" (flag {decision.flag}, from {decision.flag_source})" if decision.flag else ""
-        lines.append(f"  {decision.feature}{asked}:")
-        lines += [f"    {f.check}: {obstacle_text(f)}" for f in decision.obstacles]
-    if any(d.outcome is Outcome.REFUSED for d in decisions):
-        lines.append("  unset the flag, or set it to 0, to fall back to an older route")
-    return AdmissionRefused(admission.facts.layer, admission.decisions, "\n".join(lines))

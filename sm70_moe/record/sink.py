@@ -21,8 +21,8 @@ class Sink(Protocol):
         """One layer was decided, refused ones too; alike layers come one by one."""
 
     def event(self, name: str, level: str = "info", **fields: Plain) -> None:
-        """Something else: "moe settings", "moe summary", "moe drift", "moe capture", "moe warm-up", "moe cache", "moe kernels",
-        "moe proof", "moe weights" or "moe sink".
+        """Something else: "moe settings", "moe summary", "moe drift", "moe capture", "moe cache", "moe kernels",
+        "moe proof", "moe warm-up", "moe weights" or "moe sink".
         """
 
     def flush(self) -> None:

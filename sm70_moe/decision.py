@@ -182,6 +182,7 @@ class Outcome(StrEnum):
     FELL_BACK = "fell back"  # flag auto, something stopped it
     OFF = "off"  # flag 0, or off by default
     REFUSED = "refused"  # flag 1 and something stopped it
+    NOT_OURS = "not ours"  # the layer is not quantised: no flag speaks about it
     UNSUPPORTED = "unsupported"  # the last route, which has no flag, cannot run the layer either
 
 

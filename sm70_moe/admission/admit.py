@@ -55,6 +55,11 @@ class Admission(LivingValue):
         return tuple(d for d in self.decisions if d.outcome is Outcome.REFUSED)
 
     @property
+    def foreign(self) -> bool:
+        """Is the layer not quantised, and so the engine's own?"""
+        return self.last_resort.outcome is Outcome.NOT_OURS
+
+    @property
     def supported(self) -> bool:
         """Can any route run the layer?"""
         return self.layout is not None

@@ -85,6 +85,9 @@ class Case:
             reason = Reason.FLAG_OFF_BY_DEFAULT if flag.source == "unset" else Reason.FLAG_OFF
             off = Finding.failed("flag", reason, "auto or 1", "off" if flag.source == "unset" else "0")
             return Decision(name, feature.kind, Outcome.OFF, (off,), flag.state.value, flag.source)
+        if self.layer.foreign:
+            found = self.against_contract(feature.checks)
+            return Decision(name, feature.kind, Outcome.NOT_OURS, found, flag.state.value, flag.source)
         findings = (
             *layer_list(feature, self.exclusion),
             *self.against_contract(feature.checks),
@@ -146,6 +149,8 @@ class Case:
         return find(backend, self.device_finding, self.device, self.machine)
 
     def unflagged(self, route: Route) -> Decision:
+        if self.layer.foreign:
+            return Decision(route.name, "route", Outcome.NOT_OURS, self.layer.base)
         if route.name not in self._run:
             self._run[route.name] = self.route(route)
         findings = (*self.layer.base, *self._run[route.name], *self.objections.get(route.name, ()))

@@ -21,7 +21,13 @@ def undeclared(case: Case, others: Iterable[Policy]) -> tuple[Decision, ...]:
         Decision(
             name,
             "flag",
-            Outcome.OFF if flag.state is FlagState.OFF else Outcome.FELL_BACK if lenient else Outcome.REFUSED,
+            Outcome.NOT_OURS
+            if case.layer.foreign
+            else Outcome.OFF
+            if flag.state is FlagState.OFF
+            else Outcome.FELL_BACK
+            if lenient
+            else Outcome.REFUSED,
             findings_of(name, case, listed),
             flag.state.value,
             flag.source,

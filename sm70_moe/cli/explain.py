@@ -21,6 +21,7 @@ from sm70_moe.grouping import Grouping, group_layer
 from sm70_moe.machine.probe import probe
 from sm70_moe.plan.layergroup import LayerGroup, collapse
 from sm70_moe.plan.plan import Plan
+from sm70_moe.plan.speed import speed_text
 from sm70_moe.policy import choose_policy, read_operator
 from sm70_moe.record.explanation import (
     Line,
@@ -38,6 +39,7 @@ COLOURS = {
     "fell back": "yellow",
     "off": "dim",
     "refused": "bold red",
+    "not ours": "dim",
     "unsupported": "bold red",
 }
 
@@ -95,7 +97,7 @@ def explain(
         show(groups, tokens, as_json)
     if damaged or not is_whole(checkpoint):
         raise typer.Exit(1)
-    if strict and any(a.refused or not a.supported for a in admissions):
+    if strict and any(a.refused or not (a.supported or a.foreign) for a in admissions):
         raise typer.Exit(1)
 
 
@@ -122,6 +124,7 @@ def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:
         plan = Plan(group.example)
         if tokens is not None:
             out.print(f"  a call of {tokens} token{'s' if tokens != 1 else ''} takes {route_name(plan, tokens)}")
+        out.print(f"runs: {speed_text(plan)}")
         out.print(build_line(plan))
         out.print(memory_line(plan, group.count))
         out.print()
@@ -143,7 +146,7 @@ def route_name(plan: Plan, tokens: int) -> str:
     if plan.admission.refused:
         return "none: refused"
     if not plan.supported:
-        return "none: unsupported"
+        return "none: not ours" if plan.admission.foreign else "none: unsupported"
     call = CallFacts.usual(tokens, facts.hidden or 0, facts.top_k or 0, facts.activations or "float16")
     route = plan.route(call)
     return route.name if route else "none: no tokens"

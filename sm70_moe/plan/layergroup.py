@@ -11,7 +11,7 @@ from sm70_moe.facts import LayerFacts
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Consecutive admissions with the same decisions; `example` is the first of them."""
+    """Admissions with the same decisions; `example` is the first of them."""
 
     example: Admission
     layers: tuple[str, ...]
@@ -77,17 +77,20 @@ def around_index(layer: str, index: int | None) -> tuple[str, str, str]:
 
 
 def collapse(admissions: Iterable[Admission]) -> Iterator[LayerGroup]:
-    """Groups of consecutive alike layers, in order."""
-    group: LayerGroup | None = None
+    """Groups of alike layers whatever their order, each where its first layer stands."""
+    groups: list[LayerGroup] = []
     for admission in admissions:
-        if group is not None and group.joins(admission):
-            group = group.with_layer(admission.facts)
-            continue
-        if group is not None:
-            yield group
-        group = LayerGroup.of(admission)
-    if group is not None:
-        yield group
+        gather(groups, admission)
+    yield from groups
+
+
+def gather(groups: list[LayerGroup], admission: Admission) -> None:
+    """Put a layer into the group that it joins, or into one of its own at the end."""
+    for place in reversed(range(len(groups))):
+        if groups[place].joins(admission):
+            groups[place] = groups[place].with_layer(admission.facts)
+            return
+    groups.append(LayerGroup.of(admission))
 
 
 def ranges(indices: tuple[int, ...]) -> str:

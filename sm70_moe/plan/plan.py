@@ -81,6 +81,11 @@ class Plan(LivingValue):
                 return route
         raise LookupError(f"{self.layer}: no route takes {tokens} tokens; the layer is unsupported")
 
+    @property
+    def token_starts(self) -> tuple[int, ...]:
+        """The token counts, ascending from 1, from which on other routes are open."""
+        return self._first
+
     def reachable(self, tokens: int) -> tuple[PlannedRoute, ...]:
         """Every route that some call of this many tokens may take, in the order they are tried."""
         return self._open[bisect_right(self._first, tokens)] if tokens > 0 else ()

@@ -14,6 +14,7 @@ from sm70_moe.machine.build import Build
 from sm70_moe.plan.layergroup import LayerGroup
 from sm70_moe.plan.plan import Plan
 from sm70_moe.plan.specialised import layer_of, sizes_of
+from sm70_moe.plan.speed import speed_text
 from sm70_moe.policy import Policy, TokenRange
 
 
@@ -149,7 +150,7 @@ def explain(groups: Sequence[LayerGroup]) -> str:
         rows = [heading(group), *map(line_text, lines_of(group))]
         rows += refusal_lines(group)
         plan = Plan(group.example)
-        rows += [build_line(plan), memory_line(plan, group.count)]
+        rows += [f"runs: {speed_text(plan)}", build_line(plan), memory_line(plan, group.count)]
         blocks.append("\n".join(rows))
     return "\n\n".join(blocks)
 
@@ -175,5 +176,6 @@ def group_record(group: LayerGroup) -> dict[str, Plain]:
         "layout": plan.layout.tag if plan.layout else None,
         "memory": plan.memory.record() if plan.memory else None,
         "plan": plan.digest,
+        "runs": speed_text(plan),
         "native_build": build_line(plan).removeprefix("native build: "),
     }

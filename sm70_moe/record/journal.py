@@ -20,8 +20,9 @@ from stat import S_ISREG
 from sm70_moe.admission.admit import Admission
 from sm70_moe.decision import Decision, Outcome, Plain, obstacle_text, plain
 from sm70_moe.errors import SettingsError
-from sm70_moe.plan.layergroup import LayerGroup
+from sm70_moe.plan.layergroup import LayerGroup, gather
 from sm70_moe.plan.plan import Plan, digest_of
+from sm70_moe.plan.speed import speed_text
 from sm70_moe.record.sink import say
 
 LEVELS = {
@@ -29,6 +30,7 @@ LEVELS = {
     Outcome.OFF: "info",
     Outcome.FELL_BACK: "warning",
     Outcome.REFUSED: "error",
+    Outcome.NOT_OURS: "info",
     Outcome.UNSUPPORTED: "error",
 }
 
@@ -46,6 +48,10 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+MOST_OPEN = 16
+"""Groups of alike layers that wait for more: a model has few kinds of layers, and a crash loses what waits."""
+
+
 class Journal:
     """The sink that every service has: a record per decision, once a group of alike layers is complete.
 
@@ -58,7 +64,7 @@ class Journal:
         self.rank, self.clock = rank, clock
         self.path = rank_path(path.absolute(), rank) if path is not None else None
         self._lock = threading.Lock()
-        self._group: LayerGroup | None = None
+        self._groups: list[LayerGroup] = []
         self._process = os.getpid()
         self._failed = self.path is None
         self._silent = False
@@ -69,36 +75,30 @@ class Journal:
         """Take note of one admission; a refusal is written at once."""
         with self._lock:
             self._leave_to_parent()
-            if self._group is not None and self._group.joins(admission):
-                self._group = self._group.with_layer(admission.facts)
-            else:
-                self._write_group()
-                self._group = LayerGroup.of(admission)
-            if admission.refused:
-                self._write_group()
+            gather(self._groups, admission)
+            if admission.refused or len(self._groups) > MOST_OPEN:
+                self._write_groups()
 
     def event(self, name: str, level: str = "info", **fields: Plain) -> None:
         """Write one event of another kind: a notice at start, a summary, drift."""
         with self._lock:
-            self._write_group()
+            self._write_groups()
             self._write(name, level, {"time": self.clock(), "rank": self.rank, **fields})
 
     def flush(self) -> None:
-        """Write the group that is still open."""
+        """Write the groups that are still open."""
         with self._lock:
-            self._write_group()
+            self._write_groups()
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: the group that was open is its parent's, which writes it."""
+        """In a forked child: the groups that were open are its parent's, which writes it."""
         if self._process != os.getpid():
-            self._process, self._group = os.getpid(), None
+            self._process, self._groups = os.getpid(), []
 
-    def _write_group(self) -> None:
+    def _write_groups(self) -> None:
         self._leave_to_parent()
-        group, self._group = self._group, None
-        if group is None:
-            return
-        for decision, record in decision_records(group):
+        groups, self._groups = self._groups, []
+        for decision, record in (pair for group in groups for pair in decision_records(group)):
             whole = {"time": self.clock(), "rank": self.rank, **record}
             self._write("moe decision", LEVELS[decision.outcome], whole, brief(decision, whole))
 
@@ -136,7 +136,8 @@ def decision_records(group: LayerGroup) -> Iterator[tuple[Decision, dict[str, Pl
         "policy": {"name": example.policy.name, "revision": example.policy.revision, "digest": example.policy.digest},
         "machine": example.machine.fingerprint,
         "facts": example.facts.record(),
-        "plan": Plan(example).digest,
+        "plan": (plan := Plan(example)).digest,
+        "runs": speed_text(plan),
     }
     for decision in example.decisions:
         verdict = decision.record()

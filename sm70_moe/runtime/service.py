@@ -31,7 +31,7 @@ from sm70_moe.record.journal import Journal
 from sm70_moe.record.sink import Sink, Sinks
 from sm70_moe.runtime.kernels import Kernels, SecondTry
 from sm70_moe.runtime.refusal import refusal
-from sm70_moe.runtime.summary import Summary
+from sm70_moe.runtime.summary import Summary, speeds
 from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
 
@@ -246,14 +246,24 @@ class AdmissionService(Living):
             for decision in admission.decisions:
                 counts[decision.feature] = counts.get(decision.feature, 0) + decision.admitted
         supported = sum(a.supported and not a.refused for a in admissions)
-        summary = Summary(len(admissions), supported, counts)
+        native, slow = speeds(self.plans())
+        summary = Summary(len(admissions), supported, counts, native, slow)
         with self._lock:
             if self._told == summary:
                 return summary
             self._told = summary
         admitted: Plain = {name: f"{count}/{summary.layers}" for name, count in counts.items()}
+        devices = [plan.admission.device for plan in self.plans()]
+        hint = any(device is not None and device.architecture.startswith("sm_") for device in devices)
         self._sinks.event(
-            "moe summary", layers=summary.layers, supported=summary.supported, admitted=admitted, text=str(summary)
+            "moe summary",
+            "warning" if slow and hint else "info",
+            layers=summary.layers,
+            supported=summary.supported,
+            native=native,
+            slow=slow,
+            admitted=admitted,
+            text=str(summary),
         )
         return summary
 

@@ -66,8 +66,18 @@ def test_unquantised_layer_skips_what_quantisation_has() -> None:
     found = statuses(admission, "qpn_m1")
     assert found["format"] is Status.FAIL
     assert {found[name] for name in ("bits", "zero point", "checkpoint group", "prepared group")} == {Status.SKIPPED}
-    assert admission.decision("legacy").outcome is Outcome.UNSUPPORTED
-    assert (admission.supported, admission.routes) == (False, ())
+    assert {decision.outcome for decision in admission.decisions} == {Outcome.NOT_OURS, Outcome.OFF}
+    assert (admission.supported, admission.foreign, admission.routes) == (False, True, ())
+
+
+@pytest.mark.parametrize("flag", ["auto", "1", "0"])
+def test_no_flag_speaks_about_a_layer_that_is_not_quantised(flag: str) -> None:
+    """A `1` is about quantised layers: another one is not ours, and no reason to refuse a model."""
+    plain = {"format": "none", "packing": None, "bits": None, "zero_point": None, "checkpoint_group": None}
+    given = settings() if flag == "auto" else settings({"qpn_m1": flag})
+    admission = admit(FIRST, given, contract_facts(FIRST, **plain), fake_machine())
+    assert admission.decision("qpn_m1").outcome is (Outcome.OFF if flag == "0" else Outcome.NOT_OURS)
+    assert admission.refused == ()
 
 
 @pytest.mark.parametrize(

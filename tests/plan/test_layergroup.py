@@ -31,13 +31,16 @@ def test_all_alike() -> None:
 
 
 def test_odd_layer_stands_alone() -> None:
-    """A layer that differs splits the range and is named by itself."""
+    """A layer that differs is named by itself, whatever stands around it."""
     groups = list(collapse(admissions(12, odd=1)))
-    assert [g.name for g in groups] == [
-        "model.layers.0.mlp.experts",
-        "model.layers.1.mlp.experts",
-        "model.layers.2-11.mlp.experts",
-    ]
+    assert [g.name for g in groups] == ["model.layers.0,2-11.mlp.experts", "model.layers.1.mlp.experts"]
+
+
+def test_layers_that_take_turns_are_two_groups() -> None:
+    """Every second layer is another one: two groups, not one a layer."""
+    odd, even = admissions(6, odd=1)[1], admissions(6)
+    found = [even[0], odd, even[2], even[4]]
+    assert [(g.count, g.numbers) for g in collapse(found)] == [(3, "0,2,4"), (1, "1")]
 
 
 def test_no_layers_no_groups() -> None:

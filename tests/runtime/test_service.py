@@ -14,6 +14,7 @@ from sm70_moe.decision import Reason, Status
 from sm70_moe.errors import AdmissionRefused, DriftError, PolicyError, SettingsError, Sm70MoeError
 from sm70_moe.machine import probe as machine_module
 from sm70_moe.plan.agreement import Lack, without
+from sm70_moe.plan.speed import slow_tokens
 from sm70_moe.policy import load_policy, parse_policy, policies_folder, shipped_policies
 from sm70_moe.runtime.service import AdmissionService, wants_native
 from sm70_moe.settings.settings import Settings
@@ -170,6 +171,37 @@ def test_required_nowhere_is_refused_at_close() -> None:
     other.admit(facts(0, checkpoint_group=128))
     other.admit(facts(1))
     assert other.close().admitted["qpn_m1"] == 1
+
+
+def test_a_required_flag_asks_for_one_layer_that_is_ours() -> None:
+    """A layer without quantisation does not matter; a model of nothing else is refused when all were seen."""
+    plain = {"format": "none", "packing": None, "bits": None, "zero_point": None, "checkpoint_group": None}
+    service = AdmissionService(settings({"qpn_m1": "1"}), policy=FIRST, machine=fake_machine())
+    assert service.admit(facts(0, **plain)).admission.foreign
+    with pytest.raises(AdmissionRefused, match="qpn_m1") as caught:
+        service.close()
+    assert "format" in str(caught.value)
+    mixed = AdmissionService(settings({"qpn_m1": "1"}), policy=FIRST, machine=fake_machine())
+    mixed.admit(facts(0, **plain))
+    mixed.admit(facts(1))
+    assert mixed.close().admitted["qpn_m1"] == 1
+
+
+def test_the_summary_says_what_is_native_and_what_is_slow() -> None:
+    """By the first route of every token count: decoding is native here, larger calls are not."""
+    service = AdmissionService(settings(), policy=FIRST, machine=fake_machine())
+    service.admit(facts(0))
+    service.admit(facts(1))
+    with capture_logs() as events:
+        summary = service.summary()
+    slow = slow_tokens(service.plans()[0])
+    assert slow not in ("", "all tokens")
+    assert (summary.native, summary.slow) == (0, {slow: 2})
+    assert f"portable 2/2 (slow: {slow})" in str(summary)
+    (event,) = told(events, "moe summary")
+    assert (event["log_level"], event["native"], event["slow"]) == ("warning", 0, {slow: 2})
+    portable = AdmissionService(settings(), machine=fake_machine(build=None))
+    assert slow_tokens(portable.admit(facts(0))) == "all tokens"
 
 
 def test_a_required_flag_may_belong_to_other_layers_of_a_mixed_model() -> None:

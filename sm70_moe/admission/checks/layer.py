@@ -20,6 +20,7 @@ HINTS = {ACT_ORDER: "rows are permuted among the groups; a file quantised withou
 """By the last remark of a packing."""
 
 ACTIVATION = "silu"
+UNQUANTISED = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Layer:
     def readable(self) -> bool:
         """Is the format one that banks can be prepared from?"""
         return self.base[0].status is Status.PASS
+
+    @property
+    def foreign(self) -> bool:
+        """Is it not quantised? Then it is the engine's own, whatever the operator wants of quantised ones."""
+        return self.facts.format == UNQUANTISED
 
     @property
     def uneven(self) -> bool:

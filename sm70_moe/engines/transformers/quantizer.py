@@ -82,7 +82,7 @@ class Loading:
         names, beside = Names(model), kinds_beside(self.checkpoint)
         layers = place_layers(self.checkpoint, model, names, beside)
         self.layers = [one for one in layers if one.quantised]
-        self.plain = len(layers) - len(self.layers)
+        self.left = [one for one in layers if not one.quantised]
         self.linears = place_linears(self.checkpoint, model, names, beside)
         self.arithmetic = {one.module: arithmetic(model.get_submodule(one.module)) for one in self.layers}
         for one in self.layers:
@@ -111,9 +111,12 @@ class Loading:
         for linear in self.linears:
             model.get_submodule(linear.module).check(linear.name)
         with self.service as service:
+            for one in self.left:  # told, and a `1` with no layer of ours at all is refused
+                device = str(device_of(model, one.module))
+                service.admit(self.checkpoint.facts(one.layer, tensor_parallel=1, tensor_rank=0, device=device))
             for one in self.layers:
                 self._fill(model, one)
-        watch(model, len(self.layers), self.plain)
+        watch(model, len(self.layers), len(self.left))
         return service
 
     def _fill(self, model: Any, placed: PlacedLayer) -> None:

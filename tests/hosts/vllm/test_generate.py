@@ -83,7 +83,7 @@ def test_a_layer_without_quantisation_is_left_to_the_host(
     llm = engine(files.write(tmp_path / "m"))
     assert reference.differences(tokens(llm)) == ([], [])
     left = [line for line in journal() if line["layers"] == "1" and line["feature"] == "legacy"]
-    assert [line["outcome"] for line in left] == ["unsupported"]
+    assert [line["outcome"] for line in left] == ["not ours"]
     assert "none" in json.dumps(left[0]["findings"])
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sm70_moe.admission.admit import Admission, admit
-from sm70_moe.decision import Decision, Finding, Plain, Status, obstacle_text
+from sm70_moe.decision import Decision, Finding, Status, obstacle_text
 from sm70_moe.errors import DriftError, RankDisagreement, Sm70MoeError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.living import Living
@@ -31,7 +31,7 @@ from sm70_moe.record.journal import Journal
 from sm70_moe.record.sink import Sink, Sinks
 from sm70_moe.runtime.kernels import Kernels, SecondTry
 from sm70_moe.runtime.refusal import refusal
-from sm70_moe.runtime.summary import Summary, speeds
+from sm70_moe.runtime.summary import Summary
 from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
 
@@ -240,31 +240,11 @@ class AdmissionService(Living):
     def summary(self) -> Summary:
         """Counts over all layers so far, refused ones too; told to the sinks if it is news."""
         with self._lock:
-            admissions = [*(plan.admission for plan in self._plans.values()), *self._refused.values()]
-        counts: dict[str, int] = {}
-        for admission in admissions:
-            for decision in admission.decisions:
-                counts[decision.feature] = counts.get(decision.feature, 0) + decision.admitted
-        supported = sum(a.supported and not a.refused for a in admissions)
-        native, slow = speeds(self.plans())
-        summary = Summary(len(admissions), supported, counts, native, slow)
-        with self._lock:
+            summary = Summary.of(self._plans.values(), self._refused.values())
             if self._told == summary:
                 return summary
             self._told = summary
-        admitted: Plain = {name: f"{count}/{summary.layers}" for name, count in counts.items()}
-        devices = [plan.admission.device for plan in self.plans()]
-        hint = any(device is not None and device.architecture.startswith("sm_") for device in devices)
-        self._sinks.event(
-            "moe summary",
-            "warning" if slow and hint else "info",
-            layers=summary.layers,
-            supported=summary.supported,
-            native=native,
-            slow=slow,
-            admitted=admitted,
-            text=str(summary),
-        )
+        self._sinks.event("moe summary", summary.level, **summary.record())
         return summary
 
     def drift(self) -> tuple[Finding, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sm70_moe.admission.admit import Admission
+from sm70_moe.decision import Plain
 from sm70_moe.plan.plan import Plan
 from sm70_moe.plan.speed import slow_tokens
 
@@ -14,7 +16,7 @@ class Summary:
     """Over all layers so far: how many each feature was admitted for, and how many can run at all.
 
     `native` have a native route for every token count; `slow` says for which the others take the portable one,
-    and how many they are.
+    and how many they are; `gpu`, whether any layer is on one.
     """
 
     layers: int
@@ -22,6 +24,36 @@ class Summary:
     admitted: dict[str, int]
     native: int = 0
     slow: dict[str, int] = field(default_factory=dict)
+    gpu: bool = False
+
+    @classmethod
+    def of(cls, plans: Iterable[Plan], refused: Iterable[Admission]) -> Summary:
+        """Of all layers that were decided; refused ones run nowhere."""
+        planned = list(plans)
+        admissions = [*(plan.admission for plan in planned), *refused]
+        counts: dict[str, int] = {}
+        for decision in (decision for admission in admissions for decision in admission.decisions):
+            counts[decision.feature] = counts.get(decision.feature, 0) + decision.admitted
+        supported = sum(a.supported and not a.refused for a in admissions)
+        devices = [admission.device for admission in admissions]
+        gpu = any(device is not None and device.architecture.startswith("sm_") for device in devices)
+        return cls(len(admissions), supported, counts, *speeds(planned), gpu)
+
+    @property
+    def level(self) -> str:
+        """Of the event: slow calls where there is a GPU are worth a warning."""
+        return "warning" if self.slow and self.gpu else "info"
+
+    def record(self) -> dict[str, Plain]:
+        """Plain JSON types."""
+        return {
+            "layers": self.layers,
+            "supported": self.supported,
+            "native": self.native,
+            "slow": self.slow,
+            "admitted": {name: f"{count}/{self.layers}" for name, count in self.admitted.items()},
+            "text": str(self),
+        }
 
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count}/{self.layers}" for name, count in self.admitted.items())

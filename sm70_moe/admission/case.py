@@ -17,6 +17,7 @@ from sm70_moe.admission.checks.machine import (
     native_findings,
     option_finding,
     plugin_findings,
+    spot_findings,
 )
 from sm70_moe.admission.checks.operator import layer_list
 from sm70_moe.admission.checks.options import Wanted, native_option
@@ -24,7 +25,7 @@ from sm70_moe.admission.negotiation import Banks, negotiate
 from sm70_moe.decision import Decision, Finding, Outcome, Reason, Scope, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.capability import Capability
-from sm70_moe.kernels.declared import BUILT_IN
+from sm70_moe.kernels.declared import BUILT_IN, SOURCES
 from sm70_moe.kernels.protocol import Broken
 from sm70_moe.layout import BankLayout
 from sm70_moe.machine.machine import Machine
@@ -137,6 +138,8 @@ class Case:
     def backend(self, route: Route) -> tuple[Finding, ...]:
         architecture = self.device.architecture if self.device else None
         ability, findings = backend_findings(route, self.layer, architecture, self.machine)
+        if ability is not None and route.backend in BUILT_IN and route.backend in SOURCES:
+            ability = ability.for_layer(self.layer.facts.activations)
         self.abilities[route.backend] = ability
         return findings
 
@@ -146,7 +149,8 @@ class Case:
         if not declared and (there is None or isinstance(there, Broken) or not there.native):
             return ()
         find = native_findings if backend in BUILT_IN else plugin_findings
-        return find(backend, self.device_finding, self.device, self.machine)
+        found = find(backend, self.device_finding, self.device, self.machine)
+        return (*found, *spot_findings(backend, self.layer.facts, self.machine)) if all_passed(found) else found
 
     def unflagged(self, route: Route) -> Decision:
         if self.layer.foreign:

@@ -86,7 +86,8 @@ def part_programs(stand: Stand, backend: NativeBackend, part: str) -> list[Progr
     """A program for each bank. Raises BackendError for a backend without a launch of its own for the part."""
     setup, route = stand.setup, backend.route
     launcher = backend.launcher(setup.device)
-    case = Case(setup.shape, setup.layout, setup.top_k, stand.tokens, launcher.architecture, False)
+    dtype = setup.plan.admission.facts.activations or "float16"
+    case = Case(setup.shape, setup.layout, setup.top_k, stand.tokens, launcher.architecture, False, dtype)
     steps = [step for step in route.steps(case) if is_part(step, part)] if route else []
     if not steps:
         raise BackendError(f"backend {backend.name!r}: no launch of its own for {part}")

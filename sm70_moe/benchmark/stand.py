@@ -27,8 +27,8 @@ MARK = -7
 class Stand:
     """Buffers of one call, and what each layer's call has in them.
 
-    x (M, H) FP16; ids (M, k) INT32, weights (M, k) FP32 are written by the separating kernel;
-    inner (M, k, I) and out (M, H) FP16 by the arms.
+    x (M, H) has the dtype of the layer's engine; ids (M, k) INT32, weights (M, k) FP32 are written by the
+    separating kernel; inner (M, k, I) and out (M, H) like x by the arms.
     """
 
     def __init__(self, setup: Setup, routing: Routing, seed: int = 0) -> None:
@@ -44,8 +44,9 @@ class Stand:
         self.from_weights = torch.softmax(scores, -1).to(device)
         self.ids = torch.full(slots, MARK, dtype=torch.int32, device=device)
         self.weights = torch.zeros(slots, device=device)
-        self.x = torch.randn(self.tokens, shape.hidden, generator=source).half().to(device)
-        self.inner = torch.randn(*slots, shape.intermediate, generator=source).half().to(device)
+        dtype = getattr(torch, setup.plan.admission.facts.activations or "float16")
+        self.x = torch.randn(self.tokens, shape.hidden, generator=source).to(device, dtype)
+        self.inner = torch.randn(*slots, shape.intermediate, generator=source).to(device, dtype)
         self.out = torch.full_like(self.x, math.nan)
         # by layer: outputs that the reference has found right
         self.right: dict[int, list[torch.Tensor]] = {}

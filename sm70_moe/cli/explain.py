@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +16,11 @@ from sm70_moe.cli.output import AsJson, console, print_json
 from sm70_moe.cli.pretence import pretended
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain, Reason, Status
-from sm70_moe.errors import CheckpointError
+from sm70_moe.errors import CheckpointError, SettingsError
 from sm70_moe.facts import CallFacts, LayerFacts
 from sm70_moe.grouping import Grouping, group_layer
+from sm70_moe.kernels.declared import BFLOAT16_FROM, DTYPES
+from sm70_moe.machine.devices import Device
 from sm70_moe.machine.probe import probe
 from sm70_moe.plan.layergroup import LayerGroup, collapse
 from sm70_moe.plan.plan import Plan
@@ -53,6 +56,10 @@ def explain(
     capability: Annotated[
         str | None, typer.Option("--capability", help='Pretend a GPU of this compute capability, "7.0" for a V100.')
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help=f"The engine's dtype, of {', '.join(DTYPES)}; default: config.json's."),
+    ] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", min=0, help="Also name the route of this call.")] = None,
     policy: Annotated[str | None, typer.Option("--policy", help="Policy name or file.")] = None,
     strict: Annotated[
@@ -66,6 +73,8 @@ def explain(
     Exits with 1 if a layer is damaged, or tensors of experts are there that nobody reads.
     """
     check_ranks(("--rank", rank, tp), ("--ep-rank", ep_rank, ep))
+    if dtype is not None and dtype not in DTYPES:
+        raise SettingsError(f"--dtype {dtype!r}: accepted are {', '.join(DTYPES)}")
     settings, policies = read_operator(policy, strict=strict or None, assume=assume)
     for notice in settings.notices(policies):
         typer.echo(f"warning: {notice.text}", err=True)
@@ -78,6 +87,7 @@ def explain(
     device = machine.devices[0].name
     checkpoint = open_checkpoint(folder, settings)
     tell_notes(checkpoint)
+    activations = engine_dtype(dtype, checkpoint.config.dtype, machine.devices[0])
     admissions: list[Admission] = []
     damaged = 0
     for layer in checkpoint.layers:
@@ -85,6 +95,7 @@ def explain(
             facts = checkpoint.facts(
                 layer, tensor_parallel=tp, tensor_rank=rank, expert_parallel=ep, expert_rank=ep_rank, device=device
             )
+            facts = replace(facts, activations=activations)
             if can_be_read(facts):
                 checkpoint.check(layer)
         except CheckpointError as error:
@@ -107,6 +118,21 @@ def can_be_read(facts: LayerFacts) -> bool:
         return False
     grouping = group_layer(facts)
     return isinstance(grouping, Grouping) or grouping.reason is not Reason.GROUP_INDIVISIBLE
+
+
+def engine_dtype(asked: str | None, declared: str | None, device: Device) -> str | None:
+    """What an engine's activations will be: asked for, or declared; FP16 where a declared BF16 has no tensor cores."""
+    if asked is not None or declared != "bfloat16" or device.capability is None:
+        return asked or declared
+    major, minor = device.capability
+    if 10 * major + minor >= BFLOAT16_FROM:
+        return declared
+    typer.echo(
+        f"note: config.json says bfloat16, which {device.architecture} has no tensor cores for; float16 is assumed, as "
+        "an engine must be told there (--dtype says otherwise)",
+        err=True,
+    )
+    return "float16"
 
 
 def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:

@@ -7,7 +7,7 @@ call only where it says yes. Needs no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from sm70_moe.decision import Finding, Plain, Reason
@@ -120,6 +120,11 @@ class Capability:
             return False
         given = (x, call.ids, call.weights) if out is None else (x, call.ids, call.weights, out)
         return not self.contiguous or all(tensor.contiguous for tensor in given)
+
+    def for_layer(self, dtype: str | None) -> Capability:
+        """For a layer whose engine has this dtype: kernels are made for one. Unknown is FP16."""
+        only = self.dtypes & {dtype or "float16"}
+        return replace(self, dtypes=only) if only and only != self.dtypes else self
 
     def size_findings(self, sizes: Mapping[str, int | None]) -> Iterator[Finding]:
         """Sizes that do not fit, each with the number; an unknown size is the contract's matter."""

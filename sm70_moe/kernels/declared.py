@@ -41,15 +41,19 @@ ALIGNMENT = 16
 """Bytes: kernels load activations and store outputs 16 bytes at a time (CONTRACT 4)."""
 
 
-def decode(tokens: Span, reads: Reads = DECODE) -> Capability:
+BFLOAT16_FROM = 80
+"""sm_80 is the first architecture whose tensor cores take BF16 numbers (as TF32)."""
+
+
+def decode(tokens: Span, reads: Reads = DECODE, dtypes: frozenset[str] = HALF) -> Capability:
     """What a decode kernel asks of a call."""
-    return Capability(tokens, reads, HALF, contiguous=True, alignment=ALIGNMENT)
+    return Capability(tokens, reads, dtypes, contiguous=True, alignment=ALIGNMENT)
 
 
 _TOKENS: Mapping[str, Capability] = MappingProxyType(
     {
         "legacy": Capability(Span(1), Reads(frozenset(ORDERS)), frozenset(DTYPES)),
-        "decode": decode(Span(1, 8)),
+        "decode": decode(Span(1, 8), dtypes=HALF | {"bfloat16"}),
         "qpn": decode(Span(1, 1)),
         "grouped": decode(Span(2, 8)),
         FUSED: decode(Span(1, 1), replace(DECODE, orders=frozenset({"octet32"}), metadata=FUSED_METADATA)),
@@ -72,11 +76,13 @@ def declared(name: str) -> Capability | None:
 
 
 @cache
-def capability(name: str) -> Capability | None:
-    """The same with the sizes that the manifests of its sources accept."""
+def capability(name: str, architecture: str | None = None) -> Capability | None:
+    """The same with the sizes that the manifests of its sources accept, on an architecture (None: on any)."""
     found = declared(name)
     if found is None or name not in SOURCES:
         return found
+    if architecture is not None and int(architecture.removeprefix("sm_")) < BFLOAT16_FROM:
+        found = replace(found, dtypes=found.dtypes - {"bfloat16"})
     from sm70_moe.kernels.build.manifest import load_manifest
 
     manifests = [load_manifest(OWN / f"{source}.toml") for source in SOURCES[name]]

@@ -55,13 +55,14 @@ class Build:
         """
         if not self.images_of(name):
             return Choice()
-        if self.made_for(name, sizes) and self.exact_id(sizes) not in self.refused:
+        ours = layer is None or layer.dtype == "float16"  # a build holds no others
+        if ours and self.made_for(name, sizes) and self.exact_id(sizes) not in self.refused:
             return Choice(SPECIALISED, self.id)
         wanted = self.wanted(name, sizes, layer)
         images = images_id(wanted)
         if self.specialiser is not None and images not in self.refused and self.specialiser.can(wanted):
             return Choice(SPECIALISED, images)
-        return Choice(RUN_TIME, self.id)
+        return Choice(RUN_TIME, self.id) if ours else Choice()
 
     def exact_id(self, sizes: Mapping[str, int | None]) -> str:
         """Names the build's kernels for just these sizes."""
@@ -71,7 +72,7 @@ class Build:
         """What would be compiled for a layer, with a compiler; nothing where the build has it, or is stale."""
         if self.specialiser is None or layer is None or self.id != self.expected:
             return ()
-        if not self.images_of(name) or self.made_for(name, sizes):
+        if not self.images_of(name) or (layer.dtype == "float16" and self.made_for(name, sizes)):
             return ()
         return jobs(self.specialiser, name, layer)
 

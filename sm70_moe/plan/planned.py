@@ -51,7 +51,7 @@ class PlannedRoute:
 def accepts(conditions: CallConditions, call: CallFacts) -> bool:
     """Do dtypes, strides, alignment and, where given, shapes of a call meet a route's conditions?"""
     x, ids, weights, out = call.x, call.ids, call.weights, call.out
-    if x.dtype != conditions.x or ids.dtype != conditions.ids or weights.dtype != conditions.weights:
+    if conditions.x not in (None, x.dtype) or ids.dtype != conditions.ids or weights.dtype != conditions.weights:
         return False
     if conditions.contiguous and not (
         x.contiguous and ids.contiguous and weights.contiguous and (out is None or out.contiguous)

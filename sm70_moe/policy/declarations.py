@@ -46,7 +46,7 @@ def of_call(where: KeyPath, call: CallConditions, ability: Capability, who: str)
     accepted = {"x": sorted(ability.dtypes), "ids": ["int32"], "weights": ["float32"]}
     for key, dtypes in accepted.items():
         found = getattr(call, key)
-        if found not in dtypes:
+        if found is not None and found not in dtypes:
             yield Fault((*where, key), shown(found), f"{' or '.join(map(shown, dtypes))}, {who}")
 
 

@@ -68,7 +68,7 @@ def call(contract: Contract, route: Route, where: KeyPath) -> Iterator[Fault]:
     """Call conditions that no call of this contract and these tokens can meet."""
     if route.call is None:
         return
-    if contract.activations is not None and route.call.x != contract.activations:
+    if contract.activations is not None and route.call.x not in (None, contract.activations):
         yield Fault((*where, "x"), shown(route.call.x), f"{shown(contract.activations)} as contract.activations")
     tokens: int | None = None
     for key, name, width in (

@@ -75,11 +75,11 @@ def power_of_two(value: int) -> int:
 class CallConditions(Frozen):
     """What a call must look like, or it moves to the next route.
 
-    `x` (M, H) are the activations, `ids` (M, k) the selected experts, `weights` (M, k) the
-    router's weights. `alignment` is in bytes.
+    `x` (M, H) are the activations; without a dtype they have that of the layer's engine. `ids` (M, k) are the
+    selected experts, `weights` (M, k) the router's weights. `alignment` is in bytes.
     """
 
-    x: Dtype
+    x: Dtype | None = None
     ids: Literal["int32", "int64"]
     weights: Dtype
     contiguous: bool

@@ -56,7 +56,7 @@ class FakeNative:
         """What the real one is declared to run; one without kernels yet runs what it is for."""
         if architecture == "cpu":
             return None
-        return capability(self.name) or DECLARED
+        return capability(self.name, architecture) or DECLARED
 
     def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
         return ()

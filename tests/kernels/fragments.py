@@ -72,3 +72,19 @@ def decode_word(word: int) -> list[tuple[int, int]]:
     upper = word >> 8
     parts = [word & 0x000F000F, (word & 0x00F000F0) >> 4, upper & 0x000F000F, (upper & 0x00F000F0) >> 4]
     return [(part & 0xFFFF, part >> 16) for part in parts]
+
+
+def m16n8k8(a: Array, b: Array) -> Array:
+    """TF32. a (32, 4), b (32, 2): a number a register. Returns c (32, 4) of the 16 x 8 product."""
+    rows, columns = np.zeros((16, 8)), np.zeros((8, 8))
+    for lane in LANES:
+        group, place = lane >> 2, lane & 3
+        rows[group, place], rows[group + 8, place] = a[lane, 0], a[lane, 1]
+        rows[group, place + 4], rows[group + 8, place + 4] = a[lane, 2], a[lane, 3]
+        columns[place, group], columns[place + 4, group] = b[lane]
+    product = rows @ columns
+    c = np.zeros((32, 4))
+    for lane in LANES:
+        group, place = lane >> 2, lane & 3
+        c[lane] = [product[group + 8 * (i >> 1), 2 * place + (i & 1)] for i in range(4)]
+    return c

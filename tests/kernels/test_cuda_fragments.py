@@ -86,6 +86,25 @@ def test_w13_step_with_two_parts_in_a_warp(matrix: tuple[Array, Array]) -> None:
             assert sums[lane, accumulator] == x[token, k] @ codes[k, row]
 
 
+def test_a_pair_in_tf32_is_half_a_step_in_fp16() -> None:
+    """`step_pair`: two m16n8k8 give the accumulators of one m16n8k16, with both K of a pair in one step."""
+    source = np.random.default_rng(6)
+    a, b = source.integers(-8, 8, (32, 4, 2)).astype(float), source.integers(-8, 8, (32, 2, 2)).astype(float)
+    pairs = [
+        lanes.m16n8k8(np.stack((a[:, p, 0], a[:, p + 1, 0], a[:, p, 1], a[:, p + 1, 1]), 1), b[:, p // 2])
+        for p in (0, 2)
+    ]
+    assert np.array_equal(pairs[0] + pairs[1], lanes.m16n8k16(a, b))
+
+
+@pytest.mark.parametrize("bits", [0x0001, 0x03FF, 0x0400, 0x3555, 0x7BFF, 0x8001, 0xFBFF])
+def test_tf32_holds_every_half(bits: int) -> None:
+    """FP16 weights, subnormal ones too, have no bit below TF32's ten; BF16 has seven."""
+    single = np.array(bits, np.uint16).view(np.float16).astype(np.float32)
+    assert int(single.view(np.uint32)) & 0x1FFF == 0
+    assert int(np.array(bits << 16, np.uint32)) & 0x1FFF == 0
+
+
 def test_w13_step_of_volta(matrix: tuple[Array, Array]) -> None:
     """m8n8k4: each quad pair sums its own units; tokens are the columns; the four sums make a part."""
     codes, words = matrix

@@ -8,7 +8,7 @@ from sm70_moe.admission.checks.layer import Layer
 from sm70_moe.decision import Finding, Reason, Status
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.capability import Capability
-from sm70_moe.kernels.declared import BUILT_IN
+from sm70_moe.kernels.declared import BUILT_IN, declared
 from sm70_moe.kernels.native.refusal import Crash, Refusal
 from sm70_moe.kernels.protocol import Backend, Broken
 from sm70_moe.machine.build import Build
@@ -43,6 +43,18 @@ def native_findings(backend: str, device: Finding, where: Device | None, machine
     else:
         test = self_test(build.self_tests.get((where.name, backend)), where.name)
     return (device, built, image, test)
+
+
+def spot_findings(backend: str, facts: LayerFacts, machine: Machine) -> tuple[Finding, ...]:
+    """Kernels for BF16 are in no build: can they be compiled here, or were they?"""
+    ability = declared(backend)
+    if facts.activations != "bfloat16" or ability is None or "bfloat16" not in ability.dtypes or not machine.build:
+        return ()
+    made = machine.build.specialiser
+    why = "SM70_MOE_KERNEL_CACHE=0" if made is None else made.missing if not made.holds_any else ""
+    if not why:
+        return (Finding.passed("kernels for bfloat16", "compiled on this machine"),)
+    return (Finding.failed("kernels for bfloat16", Reason.KERNEL_SIZES, "a compiler, or kept kernels", "none", why),)
 
 
 def plugin_findings(backend: str, device: Finding, where: Device | None, machine: Machine) -> tuple[Finding, ...]:

@@ -60,6 +60,13 @@ class Entries:
             return stat.S_ISREG(os.lstat(self.path(key)).st_mode)
         return False
 
+    def any(self) -> bool:
+        """Is any cubin there, whole or not?"""
+        try:
+            return any(name.suffix == SUFFIX for name in self.folder.iterdir())
+        except OSError:
+            return False
+
     def unfit(self) -> str:
         """Why the folder is not used at all; nothing if it is good, or not there yet."""
         try:

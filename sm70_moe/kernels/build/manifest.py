@@ -74,7 +74,8 @@ class Axis:
 class Manifest:
     """The versions and kernels of the source `name`.cu.
 
-    `divides` are the numbers that a layer's sizes must be multiples of, `most` their limits.
+    `divides` are the numbers that a layer's sizes must be multiples of, `most` their limits. `spot`: no build
+    holds them, they are compiled on the machine that runs them, for its sizes.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Manifest:
     architectures: tuple[str, ...]
     axes: tuple[Axis, ...]
     kernels: Mapping[str, Kernel]
+    spot: bool = False
 
     def misfits(self, sizes: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
         """Sizes that the kernels cannot run, each with what is accepted; nothing if they fit."""
@@ -164,10 +166,13 @@ def _manifest(name: str, table: _Table) -> Manifest:
         architectures=table.names("architectures", ARCHITECTURES, ARCHITECTURES),
         axes=tuple(_axis(key, part) for key, part in table.tables("axes").items()),
         kernels=MappingProxyType({key: _kernel(key, part) for key, part in table.tables("kernels").items()}),
+        spot=table.get("spot", bool, False),
     )
     table.done()
     if not made.kernels:
         raise _Fault("kernels: found none, accepted is at least one table [kernels.NAME]")
+    if made.spot and (made.runtime or not made.geometry):
+        raise _Fault("spot: found true, accepted with `geometry` and without `runtime`: kernels for one layer's sizes")
     if not made.runtime and not made.geometry:
         raise _Fault("runtime: found false without `geometry`: there would be no version at all")
     return made

@@ -75,6 +75,11 @@ class Specialiser:
         """Why nothing can be compiled here, with what to install; looked up once."""
         return self._look()
 
+    @property
+    def holds_any(self) -> bool:
+        """Is anything kept in the folder?"""
+        return self.entries is not None and self.entries.any()
+
     @cached_property
     def manifests(self) -> Mapping[str, Manifest]:
         return load_manifests(self._sources)

@@ -99,6 +99,8 @@ def versions(manifests: Iterable[Manifest], scope: Scope) -> tuple[Version, ...]
 
 
 def _of_source(manifest: Manifest, scope: Scope) -> Iterator[Version]:
+    if manifest.spot:
+        return
     fitting = [geometry for geometry in scope.geometries if manifest.fits(geometry)] if manifest.geometry else []
     for architecture in manifest.architectures:
         if architecture not in scope.architectures:

@@ -113,7 +113,20 @@ __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
 
 __device__ __forceinline__ u32 spread(u32 word, u32 selector) { return __byte_perm(word, 0, selector); }
 
-__device__ __forceinline__ u16 to_half(float value) {
+// Activations, in and between kernels: FP16, or BF16 in sources that say so. `mul_activation` rounds once: FP32 holds
+// a product of two BF16 numbers.
+#ifdef MOE_BFLOAT16
+__device__ __forceinline__ u16 to_activation(float value) {
+  u16 b;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(b) : "f"(value));
+  return b;
+}
+
+__device__ __forceinline__ float to_float(u16 number) { return __uint_as_float((u32)number << 16); }
+
+__device__ __forceinline__ u16 mul_activation(u16 a, u16 b) { return to_activation(to_float(a) * to_float(b)); }
+#else
+__device__ __forceinline__ u16 to_activation(float value) {
   u16 h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(value));
   return h;
@@ -125,11 +138,12 @@ __device__ __forceinline__ float to_float(u16 half) {
   return f;
 }
 
-__device__ __forceinline__ u16 mul_half(u16 a, u16 b) {
+__device__ __forceinline__ u16 mul_activation(u16 a, u16 b) {
   u16 d;
   asm("mul.rn.f16 %0, %1, %2;" : "=h"(d) : "h"(a), "h"(b));
   return d;
 }
+#endif
 
 // Dependent launch (sm_90 and later). Without the launch attribute both do nothing; a cooperative grid has neither.
 __device__ __forceinline__ void let_next_start() {

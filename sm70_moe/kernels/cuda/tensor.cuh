@@ -95,6 +95,21 @@ __device__ __forceinline__ void step(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+
+#ifdef MOE_BFLOAT16
+// BF16 activations meet FP16 weights: neither format holds the other's numbers, TF32 holds both, whatever they are.
+// m16n8k8 gives a lane two K where m16n8k16 gives it four, so a pair of halves is one step.
+__device__ __forceinline__ void step_pair(float (&c)[4], u32 first, u32 second, u32 x) {
+  float a0, a1, a2, a3;
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(a0), "=f"(a2) : "r"(first));
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(a1), "=f"(a3) : "r"(second));
+  asm(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)), "r"(__float_as_uint(a3)),
+        "r"(x << 16), "r"(x & 0xffff0000u));
+}
+#endif
 #endif
 
 // 32 K of each lane: four words of each set against 32 activations.
@@ -114,6 +129,9 @@ struct Sums {
 #if QUADPAIR
     step(c[0], a[0][0], a[0][1], x.x, x.y);
     step(c[0], a[0][2], a[0][3], x.z, x.w);
+#elif defined MOE_BFLOAT16
+    step_pair(c[0], a[0][0], a[1][0], x.x), step_pair(c[0], a[0][1], a[1][1], x.y);
+    step_pair(c[1], a[0][2], a[1][2], x.z), step_pair(c[1], a[0][3], a[1][3], x.w);
 #else
     step(c[0], a[0][0], a[1][0], a[0][1], a[1][1], x.x, x.y);
     step(c[1], a[0][2], a[1][2], a[0][3], a[1][3], x.z, x.w);

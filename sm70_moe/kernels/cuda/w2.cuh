@@ -194,7 +194,7 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
       float dot = slot[0][i & 7];
 #pragma unroll(SPECIALISED && C::kRuns <= 16 ? C::kRuns : 8)
       for (int r = 1; r < runs; r++) dot += slot[r][i & 7];
-      slot[0][i & 7] = to_float(to_half(dot));
+      slot[0][i & 7] = to_float(to_activation(dot));
     }
     sync_task<kW2, C::kThreads>();
   }
@@ -207,6 +207,6 @@ __device__ __forceinline__ void w2(const u16* intermediate, const int* ids, cons
       const int s = first + j;
       if ((u32)shared.chosen[s] < (u32)experts) sum = fmaf(shared.factor[s], parts[s * kept][i & 7], sum);
     }
-    out[(u32)((i >> 3) * HIDDEN + octet * 8 + (i & 7))] = to_half(sum);
+    out[(u32)((i >> 3) * HIDDEN + octet * 8 + (i & 7))] = to_activation(sum);
   }
 }

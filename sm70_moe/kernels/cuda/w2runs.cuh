@@ -99,7 +99,7 @@ __device__ __forceinline__ void unit_runs(const W2Call& call, W2Shared<TOKENS, C
     }
   }
   if (C::kRanges == 1 && !C::kList)
-    keep(shared.parts, 1, first, slots, to_float(to_half(one)), to_float(to_half(two)));
+    keep(shared.parts, 1, first, slots, to_float(to_activation(one)), to_float(to_activation(two)));
 }
 
 // Longer runs: one stream of units through all of a warp's runs, with kHeld units on their way.
@@ -157,7 +157,7 @@ __device__ __forceinline__ void long_runs(const W2Call& call, W2Shared<TOKENS, C
     }
   }
   if (C::kRanges == 1 && !C::kList)
-    keep(shared.parts, 1, first, call.slots, to_float(to_half(one)), to_float(to_half(two)));
+    keep(shared.parts, 1, first, call.slots, to_float(to_activation(one)), to_float(to_activation(two)));
 }
 #else
 // Any sizes. One token: a list of all slots' runs, several times over where there are not enough warps. Four: a

@@ -43,7 +43,7 @@ __device__ __forceinline__ void finish_outputs(float (*sums)[8], const float* fa
     float dot = slot[0][i & 7];
 #pragma unroll(C::kRuns <= 16 ? C::kRuns : 8)
     for (int r = 1; r < C::kRuns; r++) dot += slot[r][i & 7];
-    slot[0][i & 7] = to_float(to_half(dot));
+    slot[0][i & 7] = to_float(to_activation(dot));
   }
   sync_task<kW2, kThreads>();
 #pragma unroll 1
@@ -53,7 +53,7 @@ __device__ __forceinline__ void finish_outputs(float (*sums)[8], const float* fa
 #pragma unroll 10
     for (int j = 0; j < TOP_K; j++)
       if ((u32)chosen[j] < (u32)experts) sum = fmaf(factor[j], own[j * C::kRuns][i & 7], sum);
-    out[octet * 8 + i] = to_half(sum);
+    out[octet * 8 + i] = to_activation(sum);
   }
 }
 

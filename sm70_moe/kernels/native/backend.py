@@ -68,7 +68,9 @@ class NativeBackend:
 
     def can(self, architecture: str | None) -> Capability | None:
         """As its kernels are declared, with the sizes of their manifests; nothing on a CPU."""
-        return None if self.route is None or architecture == "cpu" else capability(FUSED if self.fused else self.name)
+        if self.route is None or architecture == "cpu":
+            return None
+        return capability(FUSED if self.fused else self.name, architecture)
 
     def configured(self, folder: Path | None, dependent: bool, fused: bool = False) -> NativeBackend:
         """The same backend for another build, with dependent launch on or off, in one launch or in two."""

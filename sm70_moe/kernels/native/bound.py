@@ -17,9 +17,11 @@ from sm70_moe.kernels.native.steps import CALL, Case, Route, bank_arguments, num
 from sm70_moe.kernels.protocol import Workspace
 
 HALF, WORD = 2, 4
-"""Bytes of an FP16 element, and of an id or a router weight."""
+"""Bytes of an activation, and of an id or a router weight."""
 
-FP16, INT32, FP32 = torch.float16, torch.int32, torch.float32
+INT32, FP32 = torch.int32, torch.float32
+
+BF16 = "bfloat16"
 
 
 class Bound:
@@ -43,15 +45,25 @@ class Bound:
         self.scratch = torch.zeros(max(1, route.scratch), dtype=torch.uint8, device=banks.device)
         if route.scratch and self.scratch.is_cuda and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(banks.device).synchronize()  # the first call may be on another stream
-        self.programs: dict[tuple[int, int], Program] = {}
+        self.programs: dict[tuple[int, int, torch.dtype], Program] = {}
+        self.dtypes = frozenset(getattr(torch, name) for name in route.runs.dtypes)
         self.stream = current_stream(banks.device)
         # -1 for the CPU, as torch numbers it: tests run there
         self.hidden, self.experts, self.index = banks.shape.hidden, banks.shape.experts, self.scratch.get_device()
 
     def ready(self, top_k: int) -> None:
-        """Make the programs of every number of tokens, so that the first call may already be captured."""
-        for tokens in range(self.route.first, self.route.last + 1):
-            self._program(tokens, top_k)
+        """Make the programs of every number of tokens, so that the first call may already be captured.
+
+        Kernels for BF16 are there only where they were compiled for a layer of these sizes.
+        """
+        for dtype in sorted(self.route.runs.dtypes):
+            case = self._case(self.route.first, top_k, dtype)
+            if dtype == BF16 and not all(
+                self.launcher.holds(s, case.geometry.record()) for s in self.route.steps(case)
+            ):
+                continue
+            for tokens in range(self.route.first, self.route.last + 1):
+                self._program(tokens, top_k, getattr(torch, dtype))
 
     def __call__(self, banks: Banks, call: Call, space: Workspace | None) -> None:
         """Run one call; see `Backend.run`. No tensor value is read, and only `ready` allocates."""
@@ -60,7 +72,7 @@ class Bound:
         if inner is not None or not self._usual(x, ids, weights, out, places):
             self._examine(banks, call)
         tokens, top_k = ids.shape
-        program = self.programs.get((tokens, top_k)) or self._program(tokens, top_k)
+        program = self.programs.get((tokens, top_k, x.dtype)) or self._program(tokens, top_k, x.dtype)
         if inner is None:
             size = tokens * top_k * self.row
             inner = space.lend(size) if space is not None else x.new_empty(size // HALF)
@@ -77,7 +89,7 @@ class Bound:
         slots, row, at = ids.shape, x.shape, self.index
         if len(slots) != 2 or weights.shape != slots or out.shape != row or row != (slots[0], self.hidden):
             return False
-        if not (x.dtype is out.dtype is FP16 and ids.dtype is INT32 and weights.dtype is FP32):
+        if not (x.dtype is out.dtype and x.dtype in self.dtypes and ids.dtype is INT32 and weights.dtype is FP32):
             return False
         if not (x.is_contiguous() and ids.is_contiguous() and weights.is_contiguous() and out.is_contiguous()):
             return False
@@ -101,8 +113,9 @@ class Bound:
         x, inputs, outputs = call.x, inputs_of(call), outputs_of(call)
         banks.require_complete()
         check_call(banks, call)
-        if x.dtype is not FP16:
-            raise BackendError(f"backend {self.name!r}: x has dtype {x.dtype}, accepted is {FP16}")
+        if x.dtype not in self.dtypes:
+            accepted = " or ".join(sorted(map(str, self.dtypes)))
+            raise BackendError(f"backend {self.name!r}: x has dtype {x.dtype}, accepted is {accepted}")
         for name, tensor in {**inputs, **outputs}.items():
             if not tensor.is_contiguous():
                 raise BackendError(
@@ -111,13 +124,16 @@ class Bound:
             if name not in ("ids", "weights") and tensor.data_ptr() % ALIGNMENT:
                 raise BackendError(f"backend {self.name!r}: {name} starts at no multiple of {ALIGNMENT} bytes")
 
-    def _program(self, tokens: int, top_k: int) -> Program:
+    def _case(self, tokens: int, top_k: int, dtype: str) -> Case:
+        return Case(self.shape, self.layout, top_k, tokens, self.launcher.architecture, self.dependent, dtype)
+
+    def _program(self, tokens: int, top_k: int, dtype: torch.dtype) -> Program:
         """Plan, load and pack everything for calls of this shape."""
         first, last = self.route.first, self.route.last
         if not first <= tokens <= last:
             raise BackendError(f"backend {self.name!r}: {tokens} tokens, accepted are {first} to {last}")
-        case = Case(self.shape, self.layout, top_k, tokens, self.launcher.architecture, self.dependent)
-        self.programs[tokens, top_k] = program = self.launcher.program(
+        case = self._case(tokens, top_k, str(dtype).removeprefix("torch."))
+        self.programs[tokens, top_k, dtype] = program = self.launcher.program(
             self.route.steps(case),
             varying=CALL,
             values={**numbers(case), **self.planes, "scratch": self.scratch.data_ptr()},

@@ -191,6 +191,17 @@ class Launcher:
         _, handle, config = self._configured(step, sizes)
         return self._residency(handle, config)
 
+    def holds(self, step: Step, sizes: Mapping[str, int]) -> bool:
+        """Is there an image of a step's source for these sizes?"""
+        try:
+            self.images.find(step.source, self.architecture, sizes, self._axes(step))
+        except BackendError:
+            return False
+        return True
+
+    def _axes(self, step: Step) -> dict[str, str]:
+        return {axis.name: next(iter(axis.values)) for axis in self.manifests[step.source].axes} | dict(step.axes)
+
     def _residency(self, handle: object, config: Config) -> Residency:
         return self.driver.residency(self.device, handle, config.threads, config.shared)
 
@@ -204,8 +215,7 @@ class Launcher:
             raise BackendError(f"no kernel {step.kernel!r} in a source {step.source!r}")
         if misfits := manifest.misfits(sizes):
             raise BackendError(f"{step.source}: " + "; ".join(f"{n} {sizes[n]}, accepted is {a}" for n, a in misfits))
-        axes = {axis.name: next(iter(axis.values)) for axis in manifest.axes} | dict(step.axes)
-        image = self.images.find(step.source, self.architecture, sizes, axes)
+        image = self.images.find(step.source, self.architecture, sizes, self._axes(step))
         key = (image.version.name, step.kernel)
         with self._lock:
             if key not in self._loaded:

@@ -14,15 +14,16 @@ from sm70_moe.layout import BankLayout, BankShape
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What chooses a layer's kernels: one rank's sizes, its banks, and the device's architecture."""
+    """What chooses a layer's kernels: one rank's sizes, its banks, the architecture, the engine's dtype."""
 
     shape: BankShape
     layout: BankLayout
     top_k: int
     architecture: str
+    dtype: str = "float16"
 
     def case(self, tokens: int, dependent: bool) -> Case:
-        return Case(self.shape, self.layout, self.top_k, tokens, self.architecture, dependent)
+        return Case(self.shape, self.layout, self.top_k, tokens, self.architecture, dependent, self.dtype)
 
 
 def jobs(specialiser: Specialiser, name: str, layer: Layer) -> tuple[Job, ...]:

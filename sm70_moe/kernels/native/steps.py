@@ -23,7 +23,8 @@ from sm70_moe.layout import BankLayout, BankShape, Metadata
 class Case:
     """What a call looks like to the one who plans it.
 
-    `dependent`: this device and the settings allow a kernel to start before the one in front ends.
+    `dependent`: this device and the settings allow a kernel to start before the one in front ends. `dtype` is that
+    of the activations.
     """
 
     shape: BankShape
@@ -32,6 +33,7 @@ class Case:
     tokens: int
     architecture: str
     dependent: bool
+    dtype: str = "float16"
 
     @property
     def geometry(self) -> Geometry:
@@ -124,11 +126,15 @@ def decode(case: Case) -> tuple[Step, ...]:
     """
     axes = {"metadata": case.layout.metadata.value, "order": case.layout.order}
     (first, w13), (second, w2) = w13_blocks(case), w2_blocks(case)
-    threads = w13_threads(case.shape.hidden)
+    threads, kind = w13_threads(case.shape.hidden), KINDS[case.dtype]
     return (
-        Step("decode_w13", first, grid=w13, axes=axes, threads=threads, dependent=case.dependent),
-        Step("decode_w2", second, grid=w2, axes=axes, dependent=case.dependent),
+        Step(f"decode_w13{kind}", first, grid=w13, axes=axes, threads=threads, dependent=case.dependent),
+        Step(f"decode_w2{kind}", second, grid=w2, axes=axes, dependent=case.dependent),
     )
+
+
+KINDS = {"float16": "", "bfloat16": "_bfloat16"}
+"""dtype -> ending of the sources' names."""
 
 
 def w13_blocks(case: Case) -> tuple[str, tuple[int, int]]:

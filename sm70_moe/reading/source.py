@@ -22,6 +22,7 @@ from sm70_moe.numbers.scales import half, vanished_text
 from sm70_moe.reading.pieces import fetch, opened
 from sm70_moe.reading.reading import Decode, Form, MatrixPart, Reader, matrices
 from sm70_moe.reading.shard import Share, covering_groups, source_groups
+from sm70_moe.reading.transfer import brought
 
 
 class CheckpointSource:
@@ -197,8 +198,11 @@ class TensorSource:
         return ExpertRows(*self._three(expert, group, decode_rows))
 
     def read_columns(self, expert: int, group: int, inner: range, outer: range) -> ExpertCodes:
-        """What `read` gives, of the columns `inner` of gate and up and `outer` of down; multiples of a word."""
-        return ExpertCodes(*self._three(expert, group, decode, inner, outer))
+        """What `read` gives, of the columns `inner` of gate and up and `outer` of down; multiples of a word.
+
+        On the host: they are few, and each operation on a device costs more than one on them.
+        """
+        return ExpertCodes(*self._three(expert, group, decode, (inner, outer)))
 
     def release(self) -> None:
         """Drop the tensors: their memory is free if nobody else holds them."""
@@ -211,9 +215,9 @@ class TensorSource:
         return tuple((part, getattr(self, f"{matrix}_{name}")) for part, name in kinds)
 
     def _three(
-        self, expert: int, group: int, decode: Decode[Form], left: range | None = None, right: range | None = None
+        self, expert: int, group: int, decode: Decode[Form], columns: tuple[range, range] | None = None
     ) -> tuple[Form, Form, Form]:
-        """Gate and up (their columns `left`) and down (its columns `right`); all of them where None."""
+        """Gate, up and down; with `columns` those of gate and up, and those of down, brought to the host."""
         if not self.experts:
             raise BackendError("the weights were released once their banks were complete, or there were none")
         _require_expert(expert, self.experts)
@@ -229,15 +233,16 @@ class TensorSource:
         w13 = self._checked("w13", expert, outer)
         lower_spans = {Axis.K: range(inner), Axis.N: range(hidden), Axis.GROUP: covered}
         w2 = self._checked("w2", expert, lower_spans)
-        left, right = range(inner) if left is None else left, range(hidden) if right is None else right
-
-        def side(columns: range) -> Form:
-            cut = {kind: self._cut(kind, tensor, {**outer, Axis.N: columns}) for kind, tensor in w13.items()}
-            return decode(self.form, cut, source_groups(0, hidden, upper, group), "w13_")
-
-        below = {kind: self._cut(kind, tensor, {**lower_spans, Axis.N: right}) for kind, tensor in w2.items()}
-        down = decode(self.form, below, source_groups(self.w2_offset, inner, lower, group), "w2_")
-        return side(left), side(range(inner + left.start, inner + left.stop)), down
+        left, right = columns or (range(inner), range(hidden))
+        sides = (left, range(inner + left.start, inner + left.stop))
+        cuts = [(w13, {**outer, Axis.N: side}) for side in sides] + [(w2, {**lower_spans, Axis.N: right})]
+        parts = [{kind: self._cut(kind, t, spans) for kind, t in matrix.items()} for matrix, spans in cuts]
+        if columns is not None:
+            found = iter(brought(tensor for part in parts for tensor in part.values()))
+            parts = [{kind: next(found) for kind in part} for part in parts]
+        above, below = source_groups(0, hidden, upper, group), source_groups(self.w2_offset, inner, lower, group)
+        gate, up = (decode(self.form, part, above, "w13_") for part in parts[:2])
+        return gate, up, decode(self.form, parts[2], below, "w2_")
 
     def _rows(self, matrix: str, expert: int) -> int:
         """K of a matrix by its codes."""

@@ -32,7 +32,18 @@ class Format:
         return float(2.0**self.top - 2.0 ** (self.top - self.digits - 1))
 
     def round(self, values: Floats) -> Floats:
-        """Nearest number of the format, ties to even, as FP64; one rounding only."""
+        """Nearest number of the format, ties to even, as FP64; one rounding only. `exactly`, in less time."""
+        if self.name == "float16":
+            return halves(values)
+        if self.name == "bfloat16":
+            sizes = np.abs(values)
+            if ((sizes >= 2.0**-126) & (sizes < 2.0**127) | (sizes == 0)).all():  # no subnormal, and none overflows
+                bits = values.view(np.int64)
+                return ((bits + ((bits >> 45) & 1) + (2**44 - 1)) >> 45 << 45).view(np.float64)
+        return self.exactly(values)
+
+    def exactly(self, values: Floats) -> Floats:
+        """The same for every format and every number, by its definition."""
         quantum = self.quantum(values)
         nearest = np.ldexp(np.rint(np.ldexp(values, -quantum)), quantum)
         return np.where(np.abs(nearest) >= 2.0**self.top, np.copysign(np.inf, values), nearest)
@@ -82,7 +93,7 @@ def fused(a: Floats, b: Floats, c: Floats) -> Floats:
 
 
 def halves(values: Floats) -> Floats:
-    """`FP16.round`, in a fifth of the time: numpy rounds FP64 to FP16 once."""
+    """FP16's nearest numbers: numpy rounds FP64 to FP16 once."""
     with np.errstate(over="ignore"):
         return values.astype(np.float16).astype(np.float64)
 

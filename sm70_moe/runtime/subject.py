@@ -22,6 +22,7 @@ from sm70_moe.numbers.codes import WeightSource
 from sm70_moe.plan.plan import Plan
 from sm70_moe.plan.planned import PlannedRoute
 from sm70_moe.reading.offers import read_columns
+from sm70_moe.reading.transfer import brought
 from sm70_moe.reference.bounds import out_ratios, w13_ratios
 from sm70_moe.reference.columns import Array, Called, Columns, decoded
 from sm70_moe.reference.rounding import Floats, widen
@@ -99,7 +100,8 @@ class Subject:
             for matrices in both
             for name in ("codes", "zeros", "scales")
         )
-        columns = Columns(experts, decoded(group, *arrays[:3]), decoded(group, *arrays[3:]))
+        plain = [array.numpy() for array in arrays]
+        columns = Columns(experts, decoded(group, *plain[:3]), decoded(group, *plain[3:]))
         ids = slots(experts, *made.factors.shape)
         on_device = torch.from_numpy(ids).to(banks.device)
         return cls(banks, made, experts, ids, on_device, inner, outer, columns.of(made.rows, made.dtype), versions)
@@ -209,19 +211,6 @@ def attempted(run: Callable[[], None]) -> str:
 
 def numbers(tensor: torch.Tensor) -> Floats:
     return widen(tensor.float().numpy())
-
-
-def brought(tensors: Iterable[torch.Tensor]) -> list[Array]:
-    """Tensors of one device on the host, in one copy."""
-    every = [tensor.contiguous() for tensor in tensors]
-    if every[0].device.type != "cpu":
-        octets = torch.cat([tensor.view(torch.uint8).flatten() for tensor in every]).cpu()
-        parts = torch.split(octets, [tensor.nbytes for tensor in every])
-        return [
-            part.numpy().view(str(tensor.dtype).removeprefix("torch.")).reshape(tensor.shape)
-            for part, tensor in zip(parts, every, strict=True)
-        ]
-    return [tensor.numpy() for tensor in every]
 
 
 def judged(tokens: int) -> Array:

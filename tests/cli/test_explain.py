@@ -135,3 +135,32 @@ def test_explain_never_imports_torch(contract: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "qpn_m1" in ended.stdout
+
+
+SYMMETRIC = Path(__file__).parents[1] / "data" / "compressed-tensors-symmetric"
+"""Its config.json says bfloat16."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "dtype", "noted"),
+    [
+        ("7.0", (), "float16", True),
+        ("7.5", (), "float16", True),
+        ("7.0", ("--dtype", "bfloat16"), "bfloat16", False),
+        ("8.0", (), "bfloat16", False),
+        ("9.0", ("--dtype", "float16"), "float16", False),
+    ],
+)
+def test_the_engines_dtype(command, capability: str, options: tuple[str, ...], dtype: str, noted: bool) -> None:
+    """A declared BF16 is taken for FP16 where there are no tensor cores for it, and that is said."""
+    ended = command("explain", SYMMETRIC, "--capability", capability, "--json", *options)
+    assert ended.code == 0, ended.err
+    groups = json.loads(ended.out)["groups"]
+    assert {group["facts"]["activations"] for group in groups} == {dtype}
+    assert ("bfloat16" in ended.err) is noted
+
+
+def test_an_unknown_dtype_is_named(command) -> None:
+    ended = command("explain", SYMMETRIC, "--dtype", "float8")
+    assert ended.code == 2
+    assert "--dtype 'float8'" in ended.err

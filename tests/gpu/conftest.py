@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,17 @@ class Layers:
         if key not in self.made:
             self.made[key] = self.layer(self.service(found, order, metadata, self.machine(dependent)), found)
         return self.made[key]
+
+    def in_bfloat16(self, **sizes: int) -> Subject | str:
+        """A layer whose engine runs BF16, with a shipped policy; text says why it has no native route."""
+        found, service = Sizes(**sizes), AdmissionService(settings(), machine=self.machine())
+        facts = replace(self.facts(self.service(found, flag=None)), activations="bfloat16")
+        decision = service.admit(facts).admission.decision("native_decode")
+        if not decision.admitted:
+            return "; ".join(f"{finding.check}: {finding.hint or finding.observed}" for finding in decision.obstacles)
+        weights = self.weights(found)
+        layer = service.layer(facts, weights, device=DEVICE)
+        return Subject(found, weights, layer, service, partial(through, layer))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,11 @@ import torch
 from sm70_moe.evidence.trial import same_bits
 from sm70_moe.runtime.operator import register
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # torch 2.11 warns of something of its own that its compiler still uses: no matter of this package
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\._inductor"),
+]
 
 
 @pytest.fixture(scope="module")

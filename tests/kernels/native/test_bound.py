@@ -286,3 +286,24 @@ def test_banks_of_a_real_layer(backend: NativeBackend, driver: FakeDriver) -> No
     banks = backend.prepare(layer, LAYOUT, BankShape(EXPERTS, HIDDEN, INNER), "cpu")
     backend.run(banks, Call(**call(1)))
     assert len(driver.launched) == 2
+
+
+def test_bfloat16_has_programs_of_its_own(backend: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that declares both: each call launches the kernels of its dtype; a third dtype is refused."""
+    asked: list[str] = []
+
+    def noted(case: Case) -> tuple[Step, ...]:
+        asked.append(case.dtype)
+        return steps(case)
+
+    both = Route(noted, decode(Span(1, 8), dtypes=frozenset({"float16", "bfloat16"})), ("fake",), scratch=512)
+    monkeypatch.setattr("sm70_moe.kernels.native.backend.STEPS", {"grouped": both})
+    banks, given = banks_of(), call(2)
+    backend.run(banks, Call(**given), arena())
+    wide = {name: t.to(torch.bfloat16) if t.dtype == torch.float16 else t for name, t in given.items()}
+    backend.run(banks, Call(**wide), arena())
+    backend.run(banks, Call(**given), arena())
+    assert asked == ["float16", "bfloat16"]
+    single = {name: t.float() if name in ("x", "out") else t for name, t in given.items()}
+    with pytest.raises(BackendError, match="float32"):
+        backend.run(banks, Call(**single), arena())

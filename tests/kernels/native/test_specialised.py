@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from sm70_moe.kernels.build import SOURCES, build_id
+from sm70_moe.kernels.build import SOURCES, build_id, nvrtc
 from sm70_moe.kernels.build import specialiser as module
+from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.images import Cubins
 from sm70_moe.kernels.build.manifest import load_manifests
 from sm70_moe.kernels.build.specialiser import Specialiser
@@ -75,3 +79,32 @@ def test_options_keep_it(folder: Path) -> None:
     backend = configured(NativeBackend("qpn"), folder, True, made)
     assert isinstance(backend, NativeBackend)
     assert backend.with_options({"fused_decode"}).specialiser is made
+
+
+def test_bfloat16_is_compiled_on_the_spot_alone() -> None:
+    """No build has such versions; from sm_80 on a layer's own are compiled, each source once for all its kernels."""
+    scope = Scope(("sm_70", "sm_80"), (Geometry(2048, 384, 128, 8, 128),))
+    assert not [version for version in versions(MANIFESTS.values(), scope) if "bfloat16" in version.source]
+    made, of = Specialiser(None), replace(layer(), dtype="bfloat16")
+    assert jobs(made, "decode", of) == ()  # sm_70
+    found = jobs(made, "decode", replace(of, architecture="sm_80"))
+    assert sorted(job.version.source for job in found) == ["decode_w13_bfloat16", "decode_w2_bfloat16"]
+    assert {kernel for job in found for kernel in MANIFESTS[job.version.source].kernels} == {
+        step.kernel for tokens in range(1, 9) for step in STEPS["decode"].steps(of.case(tokens, False))
+    } | {"w13_many_1", "w13_many_8", "w2_many"}
+
+
+def test_the_compiled_kernels_keep_their_budgets(compiler: None) -> None:
+    """NVRTC, for a small layer: what the gate refuses would never run."""
+    made = Specialiser(None)
+    layout = BankLayout("octet32", Metadata.THREE_BYTE, 32, True, True)
+    small = Layer(BankShape(8, 256, 64), layout, 2, "sm_80", "bfloat16")
+    wanted = jobs(made, "decode", small)
+    found = made.make(wanted, lambda file, text: None)
+    assert len(found.compiled) == 2
+
+
+@pytest.fixture
+def compiler(lacking: Callable[[str], NoReturn]) -> None:
+    if why := nvrtc.missing():
+        lacking(why)

@@ -137,10 +137,6 @@ def test_explain_never_imports_torch(contract: Path) -> None:
     assert "qpn_m1" in ended.stdout
 
 
-SYMMETRIC = Path(__file__).parents[1] / "data" / "compressed-tensors-symmetric"
-"""Its config.json says bfloat16."""
-
-
 @pytest.mark.parametrize(
     ("capability", "options", "dtype", "noted"),
     [
@@ -151,16 +147,22 @@ SYMMETRIC = Path(__file__).parents[1] / "data" / "compressed-tensors-symmetric"
         ("9.0", ("--dtype", "float16"), "float16", False),
     ],
 )
-def test_the_engines_dtype(command, capability: str, options: tuple[str, ...], dtype: str, noted: bool) -> None:
+def test_the_engines_dtype(
+    command, contract: Path, capability: str, options: tuple[str, ...], dtype: str, noted: bool
+) -> None:
     """A declared BF16 is taken for FP16 where there are no tensor cores for it, and that is said."""
-    ended = command("explain", SYMMETRIC, "--capability", capability, "--json", *options)
+    config = json.loads((contract / "config.json").read_text())
+    (key,) = {"dtype", "torch_dtype"} & config.keys()
+    (contract / "config.json").write_text(json.dumps(config | {key: "bfloat16"}))
+    ended = command("explain", contract, "--capability", capability, "--json", *options)
     assert ended.code == 0, ended.err
     groups = json.loads(ended.out)["groups"]
     assert {group["facts"]["activations"] for group in groups} == {dtype}
     assert ("bfloat16" in ended.err) is noted
 
 
-def test_an_unknown_dtype_is_named(command) -> None:
-    ended = command("explain", SYMMETRIC, "--dtype", "float8")
+def test_an_unknown_dtype_is_named(command, contract: Path) -> None:
+    """Exit code 2, with what is accepted."""
+    ended = command("explain", contract, "--dtype", "float8")
     assert ended.code == 2
     assert "--dtype 'float8'" in ended.err

@@ -11,7 +11,7 @@ import typer
 
 from sm70_moe.benchmark.protocol import MOST_TOKENS, OVERLAPPING, ROUTINGS, UNIFORM, Protocol
 from sm70_moe.benchmark.result import Key, Result, Row, Skipped
-from sm70_moe.cli.counts import token_counts
+from sm70_moe.cli.counts import LARGEST_CALL, token_counts
 from sm70_moe.cli.output import console, events_to_stderr, table
 from sm70_moe.cli.verify import first_of_ours
 from sm70_moe.decision import Plain
@@ -57,6 +57,15 @@ def bench(
     seconds: Annotated[
         float | None, typer.Option("--seconds", help="Begin nothing new after so long, making weights included.")
     ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(
+            "--request", metavar="P,T", help="Instead: a prompt of P tokens and T decoded ones, all --layers."
+        ),
+    ] = None,
+    chunk: Annotated[
+        int, typer.Option("--chunk", help="Tokens of the prompt in one call; with --request.")
+    ] = LARGEST_CALL,
     as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png or .svg; needs the extra `plot`.")
@@ -67,6 +76,11 @@ def bench(
     ] = None,
 ) -> None:
     """Time the routes, the read-only roofline, the empty floor and torch in one run; exit 1 if a result is wrong."""
+    if request is not None:
+        if plot or report:
+            raise SettingsError("--request: has no picture and no report, expected --json alone")
+        a_request(request, chunk, policy, layer, tp, device, layers, banks, seed, as_json)
+        return
     kinds = metadata if metadata is not None else EVERY_METADATA if report else Metadata.FOUR_BYTE.value
     protocol = Protocol(
         tokens=token_counts(tokens, MOST_TOKENS),
@@ -102,6 +116,34 @@ def bench(
         tell_of(report)
     if not result.ok:
         raise typer.Exit(1)
+
+
+def a_request(
+    text: str,
+    chunk: int,
+    policy: str | None,
+    layer: Path | None,
+    tp: int,
+    device: str,
+    layers: int,
+    banks: int | None,
+    seed: int,
+    as_json: Path | None,
+) -> None:
+    """Time a whole request as the plan runs it; on a CPU too, where it says nothing about a GPU."""
+    from sm70_moe.benchmark.session import facts_of_contract, planned
+    from sm70_moe.cli.requested import measure, read, tell
+
+    wanted = read(text, layers, chunk)
+    check_files(as_json, None, None)
+    settings = Settings.from_env()
+    chosen, facts = subject(policy, layer, tp, settings, device)
+    machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch, kernel_cache=settings.kernel_cache)
+    if device != "cpu":
+        check_gpu(device, machine)
+    events_to_stderr()
+    plan = planned(chosen, facts or facts_of_contract(chosen, device), settings, machine)
+    tell(plan, wanted, measure(plan, wanted, device, banks, seed), device, as_json)
 
 
 def check_files(as_json: Path | None, plot: Path | None, report: Path | None) -> None:

@@ -268,3 +268,50 @@ def test_a_small_run_on_a_gpu(command, own_build, tmp_path: Path) -> None:
 @pytest.fixture
 def own_build() -> None:
     """The build that this installation has counts; see the folder's conftest."""
+
+
+def test_a_request_on_a_cpu(command, tmp_path: Path) -> None:
+    """Small sizes run without a GPU; text and JSON say the same parts."""
+    sizes = ("--request", "10,2", "--chunk", 8, "--layers", 2, "--device", "cpu", "--tp", 2)
+    ended = command("bench", *sizes, "--layer", DATA / "tiny-qwen3-moe-awq", "--json", tmp_path / "x.json")
+    assert ended.code == 0, ended.err
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert [(p["phase"], p["tokens"], p["calls"]) for p in found["parts"]] == [
+        ("prompt", 8, 2),
+        ("prompt", 2, 2),
+        ("decode", 1, 4),
+    ]
+    assert found["microseconds"] > 0
+    for part in found["parts"]:
+        assert part["route"] in ended.out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--request", "10"),
+        ("--request", "a,b"),
+        ("--request", "0,1"),
+        ("--request", "8,1", "--chunk", 8193),
+        ("--request", "8,1", "--report", "x.json"),
+        ("--request", "8,1", "--layers", 2, "--json", "no/such/folder/x.json"),
+    ],
+)
+def test_requests_that_are_refused(command, wrong: tuple[object, ...]) -> None:
+    """Before anything is made."""
+    assert command("bench", *wrong, "--device", "cpu").code == 2
+
+
+@pytest.mark.gpu
+def test_a_request_on_a_gpu(command, own_build, tmp_path: Path) -> None:
+    """Prompts and decode steps are timed on the routes of the plan."""
+    sizes = ("--request", "300,3", "--chunk", 256, "--layers", 4, "--banks", 2)
+    ended = command("bench", *sizes, "--json", tmp_path / "x.json")
+    assert ended.code == 0, ended.out + ended.err
+    parts = json.loads((tmp_path / "x.json").read_text())["parts"]
+    assert [(p["phase"], p["tokens"], p["calls"]) for p in parts] == [
+        ("prompt", 256, 4),
+        ("prompt", 44, 4),
+        ("decode", 1, 12),
+    ]
+    assert all(p["microseconds"] > 0 for p in parts)

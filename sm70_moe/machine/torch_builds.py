@@ -26,3 +26,26 @@ COMBINATIONS = (
     Combination("2.11 and later", "12.8", False, "starts at sm_75"),
     Combination("any", "13.x", False, "the compiler cannot target sm_70"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class HostBuild:
+    """An engine with the torch that its own requirements name; `volta` where some wheel of that torch holds sm_70."""
+
+    engine: str
+    torch: str
+    cuda: str
+    volta: bool
+    note: str = ""
+
+
+HOSTS = (
+    HostBuild("1Cat-vLLM", "2.10", "12.8", True, "made for V100s"),
+    HostBuild("vLLM 0.19", "2.10", "12.8", True, "its AWQ linears ask for 7.5; experts and plain linears do not"),
+    HostBuild("vLLM 0.20 to 0.26", "2.11", "12.6", True, "CUDA 12.6 wheels of torch; vLLM's own code may lack sm_70"),
+    HostBuild("vLLM 0.27 to 0.30", "2.13", "12.6", True, "the same"),
+    HostBuild("vLLM 0.31 and later", "2.13", "any", False, "documented from compute capability 7.5 on"),
+    HostBuild("transformers 5.15 to 5.24", "2.8 to 2.10", "12.6 or 12.8", True),
+    HostBuild("transformers 5.15 to 5.24", "2.11 and later", "12.6", True),
+)
+"""Torch as the wheels of vLLM ask for it in their metadata; which of these were run is in docs/vllm.md."""

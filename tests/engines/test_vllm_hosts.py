@@ -127,3 +127,11 @@ def test_older_hosts_are_asked_by_their_names():
     assert host.placement(Of(expert_placement_strategy="linear", num_fused_shared_experts=1)) == ("linear", 1)
     managed = Of(placement_strategy="round_robin", num_fused_shared_experts=0)
     assert host.placement(Of(expert_map_manager=managed)) == ("round_robin", 0)
+
+
+def test_doctor_says_whether_the_adapter_fits(tmp_path):
+    """By the sources that are installed, under whatever distribution; a host that lacks something is told what."""
+    from sm70_moe.cli.doctor import vllm_text
+
+    assert SUPPORTED in vllm_text(None)
+    assert APPLY[0] in vllm_text(tree(tmp_path, {"vllm.version": "__version__ = '9'"}))

@@ -155,4 +155,12 @@ def show(results: list[Result], peak: int) -> None:
             "ok" if r.ok else "EXCEEDED",
         )
     out.print(grid)
+    beyond = sorted({expert for r in results for expert in r.beyond})
+    if beyond:
+        shown = ", ".join(map(str, beyond[:8])) + (f" and {len(beyond) - 8} more" if len(beyond) > 8 else "")
+        largest = max(r.largest for r in results)
+        out.print(
+            f"W2 sums of experts {shown} lie beyond FP16 before the router's weight, up to {largest:.6g}: infinite by "
+            "the contract (a slot is rounded to FP16), whatever the weight; activations in FP32 have no such limit"
+        )
     out.print(f"W13, W2 and sum are maximum bound fractions (at most 1); peak memory {size_text(peak)}")

@@ -79,7 +79,9 @@ class Result:
     `seconds` is the faster of two calls. `w13` and `w2` are bound fractions, `out` that of the sum over
     the slots, `out_exact` says whether the sum has exactly the bits that the slots give. `rows`
     counts the rows that were judged. `finite` holds for all rows, `repeatable` says that two
-    calls, with and without an export of the intermediate, gave the same bits.
+    calls, with and without an export of the intermediate, gave the same bits. `beyond` are the experts
+    whose W2 sum the contract makes infinite before the router's weight, `largest` the largest such sum:
+    what is infinite for that reason is as it must be, and counts as finite.
     """
 
     route: str
@@ -93,17 +95,21 @@ class Result:
     out_exact: bool
     finite: bool
     repeatable: bool
+    beyond: tuple[int, ...] = ()
+    largest: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """Bounds kept, everything finite, bits repeated."""
+        """Bounds kept, everything finite but what must not be, bits repeated."""
         bounds = all(value <= 1.0 for value in (self.w13, self.w2, self.out))
         return bounds and self.finite and self.repeatable
 
     def record(self) -> dict[str, Plain]:
         """Plain JSON types; a fraction that is infinite is None, which JSON can write."""
-        plain = {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in asdict(self).items()}
-        return {**plain, "ok": self.ok}
+        plain: dict[str, Plain] = {
+            k: None if isinstance(v, float) and not isfinite(v) else v for k, v in asdict(self).items()
+        }
+        return {**plain, "beyond": list(self.beyond), "ok": self.ok}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,9 @@ class Trial:
         x, ids, weights, given = (numbers(t) for t in (call.x[rows], call.ids[rows], call.weights[rows], inner))
         answer = self.reference.answer(x, ids.astype(np.int64), weights, dtype_name(call.x), given)
         verdict = judge(answer, given, numbers(slots), numbers(out[rows]), weights, self.factor)
+        beyond = np.isinf(answer.products) & np.isfinite(answer.slots)  # (rows, k, H)
+        must = np.zeros(tuple(out.shape), bool)
+        must[rows.cpu().numpy()] = beyond.any(1)
         return Result(
             route=self.route,
             backend=self.backend,
@@ -146,8 +155,14 @@ class Trial:
             w2=verdict.w2,
             out=verdict.out if quiet else inf,
             out_exact=verdict.out_exact and quiet,
-            finite=verdict.finite and bool(torch.isfinite(out).all() and torch.isfinite(whole).all()),
+            finite=bool(
+                (np.isfinite(numbers(slots)) | beyond).all()
+                and (np.isfinite(numbers(out)) | must).all()
+                and torch.isfinite(whole).all()
+            ),
             repeatable=same_bits(plain, out),
+            beyond=tuple(sorted({int(one) for one in ids[beyond.any(2)]})),
+            largest=float(np.abs(answer.slots[beyond]).max(initial=0.0)),
         )
 
     def once(self, call: Inputs, export: bool) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,22 @@ def test_a_shape_of_other_numbers_is_refused(dtype: torch.dtype, tmp_path: Path,
     name = next(name for name in layer.tensors if "1.up_proj.weight_shape" in name)
     layer.tensors[name] = layer.tensors[name].to(dtype)
     assert CliRunner().invoke(app, ["inspect", str(layer.write(tmp_path))]).exit_code == 1
+
+
+def test_w2_sums_beyond_fp16_are_infinite_and_said(tmp_path: Path, made: Make) -> None:
+    """Report w2-overflow-before-router-weight: infinite by CONTRACT 8.5, nothing is exceeded; the expert is named."""
+    layer = made("awq")
+    name, scales, _ = scales_of(layer, "1.down_proj")
+    layer.tensors[name] = torch.full_like(scales, 4000.0)
+    folder = layer.write(tmp_path)
+    result = CliRunner().invoke(app, ["verify", str(folder), "--tokens", "2", "--json"])
+    (one,) = [json.loads(result.stdout)["results"][0]]
+    assert result.exit_code == 0
+    assert one["beyond"] == [1]
+    assert one["largest"] > 65504
+    assert max(one["w13"], one["w2"], one["out"]) <= 1
+    told = CliRunner().invoke(app, ["verify", str(folder), "--tokens", "2"]).stdout
+    assert "experts 1 lie beyond FP16" in " ".join(told.split())
+    layer.config["dtype"] = "float32"
+    result = CliRunner().invoke(app, ["verify", str(layer.write(tmp_path / "wide")), "--tokens", "2", "--json"])
+    assert json.loads(result.stdout)["results"][0]["beyond"] == []

@@ -156,6 +156,27 @@ def test_difference_in_flags_and_build_is_named() -> None:
     assert builds["build"] == ("fake-build", None)
 
 
+def test_the_fields_say_how_a_layer_is_laid_out_and_where_it_runs() -> None:
+    """Banks and architecture stand for themselves; the device's number and its owner do not."""
+    fields = plan(device="cuda:0", architecture="sm_70").fields()
+    assert (fields["layout"], fields["architecture"]) == ("octet32/3-byte/group-32/interleaved/batched", "sm_70")
+    assert isinstance(fields["facts"], dict)
+    left_out = {"layer", "index", "tensor_rank", "expert_rank", "device", "architecture"}
+    assert not left_out & fields["facts"].keys()
+    assert plan(activation="gelu").fields()["layout"] is None
+
+
+def test_memory_that_a_device_keeps_is_that_of_the_largest_resident_call() -> None:
+    """It is stated, and part of the record with every route's workspace."""
+    memory = plan().memory
+    assert memory is not None
+    resident = [size for (name, tokens), size in memory.workspace.items() if name != "legacy" and tokens <= 8]
+    assert memory.resident >= max(resident) > 0
+    record = memory.record()
+    assert isinstance(record["workspace"], list)
+    assert len(record["workspace"]) == len(memory.workspace)
+
+
 def test_memory_of_the_first_contract() -> None:
     """48 layers: 15,099,494,400 B of codes, 3.515625 GiB of 4-byte metadata, 943,718,400 B saved."""
     memory = plan().memory

@@ -21,7 +21,7 @@ from sm70_moe.settings import settings as module
 from sm70_moe.settings.flags import FlagState, FlagValue
 from sm70_moe.settings.layerlists import LayerList
 from sm70_moe.settings.settings import Change, Settings
-from sm70_moe.settings.variables import FLAGS, Notice, NoticeKind, Retired
+from sm70_moe.settings.variables import FLAGS, SETTINGS, Notice, NoticeKind, Retired
 
 QPN = "VLLM_SM70_AWQ_QWEN38_QPN_M1"
 GROUPED = "VLLM_SM70_AWQ_QWEN38_MOE_COMPACT_GROUPED_DECODE"
@@ -76,21 +76,7 @@ def test_defaults_with_nothing_given() -> None:
     assert settings.layer_deny == LayerList()
     assert settings.persistent_tokens == 0
     assert settings.variables == {}
-    assert settings.sources == {
-        "policy": "default",
-        "journal": "default",
-        "strict": "default",
-        "cache": "default",
-        "kernels": "default",
-        "kernel_cache": "default",
-        "proof": "default",
-        "assume": "default",
-        "model_types": "default",
-        "dependent_launch": "default",
-        "layer_allow": "default",
-        "layer_deny": "default",
-        "persistent_tokens": "default",
-    }
+    assert settings.sources == dict.fromkeys((row.setting for row in SETTINGS), "default")
 
 
 @pytest.mark.parametrize(
@@ -204,20 +190,10 @@ def test_argument_before_environment_before_file_before_default(tmp_path: Path) 
     assert settings.journal == Path.cwd() / "environment"
     assert settings.layer_deny == LayerList(((1, 1),))
     assert settings.strict is False
-    assert settings.sources == {
+    assert settings.sources == dict.fromkeys((row.setting for row in SETTINGS), "default") | {
         "policy": "argument",
         "journal": "environment SM70_MOE_JOURNAL",
-        "strict": "default",
-        "cache": "default",
-        "kernels": "default",
-        "kernel_cache": "default",
-        "proof": "default",
-        "assume": "default",
-        "model_types": "default",
-        "dependent_launch": "default",
-        "layer_allow": "default",
         "layer_deny": f".env file {path}: SM70_MOE_LAYER_DENYLIST",
-        "persistent_tokens": "default",
     }
 
 

@@ -12,6 +12,7 @@ from sm70_moe.errors import CheckpointError
 from sm70_moe.numbers.codes import Codes
 from sm70_moe.numbers.decoding import decode, encode, pack_part, unpack_part
 from sm70_moe.numbers.formats import AWQ, COMPRESSED, FORMATS, GPTQ_V1, GPTQ_V2, Axis, Format, find
+from sm70_moe.numbers.words import pack, unpack
 
 EIGHT = torch.arange(8, dtype=torch.uint8)
 FORM = st.sampled_from(FORMATS)
@@ -163,3 +164,19 @@ def test_formats_are_found_by_name_and_packing() -> None:
     assert find("gptq", "gptq_v2") is GPTQ_V2
     for name, packing in (("awq", "gemv"), ("awq", None), (None, "gemm"), ("gptq", "gptq, act-order")):
         assert find(name, packing) is None
+
+
+@given(data=st.data(), shape=st.sampled_from([(3,), (5, 2), (2, 3, 4)]))
+def test_few_words_and_many_are_taken_apart_alike(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    """Any dimension and order, negative words too; either way `pack` puts them together again."""
+    order = tuple(data.draw(st.permutations(range(8))))
+    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    words = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        few = unpack(words, order, dim)
+        patch.setattr("sm70_moe.numbers.words.FEW", 0)
+        many = unpack(words, order, dim)
+    assert torch.equal(few, many)
+    place = dim % len(shape)
+    eights = few.reshape(*shape[: place + 1], 8, *shape[place + 1 :]).movedim(place + 1, -1)
+    assert torch.equal(pack(eights, order), words)

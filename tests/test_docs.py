@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from sm70_moe.plan.layergroup import collapse
 from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import load_policy, shipped_policies
 from sm70_moe.record.explanation import explain
-from sm70_moe.testing import contract_facts, fake_build, fake_machine, settings
+from sm70_moe.testing import contract_facts, fake_machine, settings
 from sm70_moe.testing.conformance import check_backend
 
 ROOT = Path(__file__).parents[1]
@@ -52,10 +51,7 @@ def test_readme_lists_every_command() -> None:
 
 def test_readme_shows_what_explain_prints() -> None:
     """The lines of the example are lines of the real output for 48 layers on a V100."""
-    build = fake_build()
-    native = dict.fromkeys(("decode", "qpn", "grouped"), frozenset({"sm_70"}))
-    kernels = {**native, "indexed": frozenset[str]()}
-    machine = fake_machine(build=replace(build, backends=kernels))
+    machine = fake_machine()
     groups = list(
         collapse(
             admit(FIRST, settings(), contract_facts(FIRST, f"model.layers.{i}.mlp.experts", index=i), machine)

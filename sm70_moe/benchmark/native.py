@@ -14,8 +14,9 @@ from sm70_moe.evidence.trial import Runs
 from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.native.backend import DEPENDENT_FROM, NativeBackend
 from sm70_moe.kernels.native.bound import addresses
+from sm70_moe.kernels.native.case import Case
 from sm70_moe.kernels.native.launch import Program, Step
-from sm70_moe.kernels.native.steps import Case, bank_arguments, numbers
+from sm70_moe.kernels.native.steps import bank_arguments, numbers
 from sm70_moe.plan.plan import Plan
 from sm70_moe.record.explanation import reason_name
 from sm70_moe.timings import BOTH, DEPENDENT, FUSED, OURS, PLAIN, W2, W13

@@ -47,12 +47,14 @@ class Planned:
         return name in self.policy.features and self.policy.features[name].kind == "option"
 
     def unpredicted(self, tokens: int) -> str:
-        """Why a call is not predicted; empty for one that takes a native route."""
+        """Why a call is not predicted; empty for one that takes a native route whose kernels are modelled."""
         facts = self.plan.admission.facts
         call = CallFacts.usual(tokens, facts.hidden or 0, facts.top_k or 0, facts.activations or "float16")
         route = self.plan.route(call) if self.plan.supported else None
         if route is not None and route.backend in BACKENDS:
             return ""
+        if route is not None and route.backend in STEPS:
+            return f"{route.name} takes it, whose kernels are not modelled"
         takes = f"; {route.name} takes it" if route else "; nothing takes it"
         return f"the policy has no native route{takes}"
 

@@ -19,6 +19,9 @@ from sm70_moe.layout import ORDERS, Metadata
 BUILT_IN = frozenset({"decode", "grouped", "indexed", "legacy", "qpn"})
 """Names of the backends that come with the package."""
 
+ANY_SIZES = frozenset({"indexed"})
+"""Backends whose kernels take sizes as arguments: there are none for a layer's own."""
+
 FUSED = "fused_decode"
 """The option of `qpn` that runs its calls in one launch."""
 
@@ -30,7 +33,7 @@ DECODE = Reads(
     interleaved=frozenset({True}),
     batched=frozenset({True}),
 )
-"""The decode kernels take gate c and up c from one octet of columns, and find an expert by its number."""
+"""The kernels take gate c and up c from one octet of columns, and find an expert by its number."""
 
 HALF = frozenset({"float16"})
 
@@ -46,7 +49,7 @@ BFLOAT16_FROM = 80
 
 
 def decode(tokens: Span, reads: Reads = DECODE, dtypes: frozenset[str] = HALF) -> Capability:
-    """What a decode kernel asks of a call."""
+    """What a native kernel asks of a call."""
     return Capability(tokens, reads, dtypes, contiguous=True, alignment=ALIGNMENT)
 
 
@@ -56,13 +59,18 @@ _TOKENS: Mapping[str, Capability] = MappingProxyType(
         "decode": decode(Span(1, 8), dtypes=HALF | {"bfloat16"}),
         "qpn": decode(Span(1, 1)),
         "grouped": decode(Span(2, 8)),
+        "indexed": decode(Span(1)),  # any number; fewer than nine are quicker with the decode kernels
         FUSED: decode(Span(1, 1), replace(DECODE, orders=frozenset({"octet32"}), metadata=FUSED_METADATA)),
     }
 )
-"""Without sizes. A built-in backend that is left out has no kernels yet."""
+"""Without sizes."""
 
 SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {**dict.fromkeys(("decode", "qpn", "grouped"), ("decode_w13", "decode_w2")), FUSED: ("decode_fused",)}
+    {
+        **dict.fromkeys(("decode", "qpn", "grouped"), ("decode_w13", "decode_w2")),
+        "indexed": ("batch_plan", "batch_sort", "batch_product", "batch_sum"),
+        FUSED: ("decode_fused",),
+    }
 )
 """The CUDA sources of a native backend, or of an option of one: all must be there."""
 

@@ -17,8 +17,9 @@ from sm70_moe.kernels.machinecode.census import Census, census
 from sm70_moe.kernels.machinecode.elf import Cubin
 from sm70_moe.kernels.machinecode.flow import flow
 from sm70_moe.kernels.machinecode.tasks import tasks
+from sm70_moe.kernels.native.case import Case
 from sm70_moe.kernels.native.launch import Step
-from sm70_moe.kernels.native.steps import STEPS, Case
+from sm70_moe.kernels.native.steps import STEPS
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.prediction.fused import Fused, fused_of
 from sm70_moe.prediction.hardware import Gpu

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sm70_moe.decision import Decision, Finding, Plain, obstacle_text
 from sm70_moe.kernels.build.images import RUN_TIME
+from sm70_moe.kernels.declared import ANY_SIZES
 from sm70_moe.machine.build import Build
 from sm70_moe.plan.layergroup import LayerGroup
 from sm70_moe.plan.plan import Plan
@@ -120,7 +121,8 @@ def build_line(plan: Plan) -> str:
 
 def version_text(plan: Plan, build: Build) -> str:
     """Which version of the kernels the native routes take; nothing without such a route."""
-    natives = [route for route in plan.routes if route.choice.version and route.backend in build.sizes]
+    sized = build.sizes.keys() - ANY_SIZES
+    natives = [route for route in plan.routes if route.choice.version and route.backend in sized]
     if not natives:
         return ""
     if any(route.choice.version == RUN_TIME for route in natives):

@@ -140,6 +140,18 @@ FLAGS = (
         "off",
     ),
     Known(
+        "grouped_batch",
+        (own_name("grouped_batch"),),
+        "The native kernels for 9 to 127 tokens.",
+        "auto",
+    ),
+    Known(
+        "native_prefill",
+        (own_name("native_prefill"),),
+        "The native kernels for 128 tokens and more, where `indexed_prefill` is not the model's.",
+        "auto",
+    ),
+    Known(
         "fused_decode",
         (own_name("fused_decode"),),
         "`qpn_m1` in one launch instead of two; needs a cooperative launch.",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from sm70_moe.decision import Finding
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels import registry
-from sm70_moe.kernels.capability import Capability, Span
-from sm70_moe.kernels.declared import FUSED, capability, decode
+from sm70_moe.kernels.capability import Capability
+from sm70_moe.kernels.declared import FUSED, capability
 from sm70_moe.kernels.native.steps import OPTIONS
 from sm70_moe.kernels.protocol import Backend, Broken, Workspace
 from sm70_moe.layout import BankLayout, BankShape
@@ -37,9 +37,6 @@ FIRST_SIZES = {"hidden": 2560, "intermediate": 160, "top_k": 10, "group": 32}
 """What the fake build has kernels of options for."""
 
 
-DECLARED = decode(Span(128))
-
-
 @dataclass(frozen=True, slots=True)
 class FakeNative:
     """A native backend that runs anywhere: `legacy`'s arithmetic under another name."""
@@ -53,10 +50,8 @@ class FakeNative:
         return OPTIONS.get(self.name, frozenset())
 
     def can(self, architecture: str | None) -> Capability | None:
-        """What the real one is declared to run; one without kernels yet runs what it is for."""
-        if architecture == "cpu":
-            return None
-        return capability(self.name, architecture) or DECLARED
+        """What the real one is declared to run."""
+        return None if architecture == "cpu" else capability(self.name, architecture)
 
     def check(self, facts: LayerFacts) -> tuple[Finding, ...]:
         return ()

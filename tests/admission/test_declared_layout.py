@@ -179,7 +179,7 @@ def test_all_flags_at_1_are_admitted_for_each_kind_of_metadata() -> None:
     for kind, policy in KINDS.items():
         admission = admitted(policy, settings(dict.fromkeys(SIX, "1")))
         assert admission.refused == ()
-        assert len(admission.routes) == 6
+        assert len(admission.routes) == 8
         assert admission.layout is not None
         assert admission.layout.metadata == ("4-byte" if kind == "open" else kind)
 

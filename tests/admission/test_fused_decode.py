@@ -225,7 +225,7 @@ def test_sizes_are_read_from_the_build() -> None:
         )
 
     one, both = ({"hidden": 128, "top_k": 2}, {"hidden": 256, "top_k": 4}), ({"hidden": 64},)
-    assert kernel_sizes(Cubins()) == {FUSED: one, "qpn": both, "grouped": both, "decode": both}  # type: ignore[arg-type]  # what is read of it
+    assert kernel_sizes(Cubins()) == {FUSED: one, "qpn": both, "grouped": both, "decode": both, "indexed": ()}  # type: ignore[arg-type]  # what is read of it
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_built_in_backends() -> None:
         assert backend.name == name
         assert backend.native is (name != "legacy")
     readable = {name: ability.reads.orders for name, one in found.items() if (ability := one.can("sm_70"))}
-    assert readable == {key: {"tile32x8", "octet32"} for key in ("legacy", "decode", "qpn", "grouped")}
+    assert readable == {key: {"tile32x8", "octet32"} for key in ("legacy", "decode", "qpn", "grouped", "indexed")}
     assert {name for name, one in found.items() if one.can("cpu")} == {"legacy"}
 
 

@@ -188,14 +188,21 @@ def memory_of(tokens: int, machine: Machine | None = None) -> Memory:
 def native_machine() -> Machine:
     """The fakes' machine whose decode backends state what the real ones do."""
     machine = fake_machine()
-    real = {name: NativeBackend(name) for name in ("qpn", "grouped", "decode")}
+    real = {name: NativeBackend(name) for name in ("qpn", "grouped", "decode", "indexed")}
     return replace(machine, backends=MappingProxyType({**machine.backends, **real}))
 
 
-@pytest.mark.parametrize(("tokens", "size"), [(1, 1), (4, 4), (8, 8), (32, 8)])
-def test_resident_tokens_size_what_a_device_keeps(tokens: int, size: int) -> None:
-    """k * I * 2 bytes a token, of the longest native call up to the setting: none is longer than 8 tokens."""
-    assert memory_of(tokens).resident == -(-size * 10 * 160 * 2 // 512) * 512
+@pytest.mark.parametrize("tokens", [1, 4, 8])
+def test_resident_tokens_size_what_a_device_keeps(tokens: int) -> None:
+    """k * I * 2 bytes a token, of the longest native call up to the setting."""
+    assert memory_of(tokens).resident == -(-tokens * 10 * 160 * 2 // 512) * 512
+
+
+def test_resident_tokens_of_a_batch_have_scratch_too() -> None:
+    """At 32 tokens: activations, a list of 320 items, sorted slots, and the slots' own results of H numbers."""
+    lists = -(-(64 + 16 * 320) // 256) * 256 + -(-4 * 320 // 256) * 256
+    scratch = -(-(lists + 320 * 2560 * 2) // 512) * 512
+    assert memory_of(32).resident == 320 * 160 * 2 + scratch
 
 
 def test_without_native_routes_nothing_is_kept() -> None:

@@ -26,7 +26,7 @@ from sm70_moe.testing import contract_facts, fake_machine
 CHECKPOINT = Path(__file__).parents[1] / "data" / "tiny-qwen3-moe-awq"
 NATIVE = {"qpn_m1": (1,), "grouped_decode": (2, 3, 8), "indexed_prefill": (128, 8192)}
 
-NATIVE_ROUTES = {1: "qpn_m1", 2: "grouped_decode", 8: "grouped_decode", 9: "legacy", 127: "legacy"} | {
+NATIVE_ROUTES = {1: "qpn_m1", 2: "grouped_decode", 8: "grouped_decode", 9: "grouped_batch", 127: "grouped_batch"} | {
     128: "indexed_prefill"
 }
 OLDER_ROUTES = {1: "legacy_single_token", 2: "legacy", 8: "legacy", 9: "legacy", 127: "legacy", 128: "legacy"}

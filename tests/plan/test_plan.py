@@ -32,8 +32,8 @@ FULL = {0: None, 1: "qpn_m1", 2: "grouped_decode", 3: "grouped_decode", 4: "grou
     6: "grouped_decode",
     7: "grouped_decode",
     8: "grouped_decode",
-    9: "legacy",
-    127: "legacy",
+    9: "grouped_batch",
+    127: "grouped_batch",
     128: "indexed_prefill",
     8192: "indexed_prefill",
 }

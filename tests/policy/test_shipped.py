@@ -64,11 +64,16 @@ def test_the_flags_of_the_first_contract() -> None:
         "grouped_decode": (("VLLM_SM70_AWQ_QWEN38_MOE_COMPACT_GROUPED_DECODE",), "auto", ("batched_banks",)),
         "indexed_prefill": (("VLLM_SM70_AWQ_QWEN38_MOE_INDEXED_PREFILL",), "auto", ("batched_banks",)),
         "native_decode": ((), "auto", ("batched_banks",)),
+        "grouped_batch": ((), "auto", ("batched_banks",)),
+        "native_prefill": ((), "auto", ("batched_banks",)),
         "tune_small_shapes": (("VLLM_SM70_AWQ_TUNE_SMALL_SHAPES",), "off", ()),
         "fused_decode": ((), "off", ("qpn_m1",)),
     }
     native = [name for name, f in features.items() if f.native]
-    assert native == ["qpn_m1", "grouped_decode", "indexed_prefill", "native_decode", "fused_decode"]
+    assert native == [
+        *("qpn_m1", "grouped_decode", "indexed_prefill", "native_decode", "grouped_batch", "native_prefill"),
+        "fused_decode",
+    ]
     assert [name for name, f in features.items() if f.interleaves_w13] == ["legacy_single_token"]
     assert [name for name, f in features.items() if f.layer_lists] == ["batched_banks"]
     assert [name for name, f in features.items() if f.batches] == ["batched_banks"]
@@ -81,10 +86,10 @@ def test_the_flags_of_the_first_contract() -> None:
         (1, ["qpn_m1", "native_decode", "legacy_single_token", "legacy"]),
         (2, ["grouped_decode", "native_decode", "legacy"]),
         (8, ["grouped_decode", "native_decode", "legacy"]),
-        (9, ["legacy"]),
-        (127, ["legacy"]),
-        (128, ["indexed_prefill", "legacy"]),
-        (8192, ["indexed_prefill", "legacy"]),
+        (9, ["grouped_batch", "legacy"]),
+        (127, ["grouped_batch", "legacy"]),
+        (128, ["indexed_prefill", "native_prefill", "legacy"]),
+        (8192, ["indexed_prefill", "native_prefill", "legacy"]),
     ],
 )
 def test_the_routes_of_the_first_contract(tokens: int, routes: list[str]) -> None:
@@ -121,10 +126,12 @@ def test_the_generic_policy_runs_anything() -> None:
     """No sizes; native kernels where they hold the layer, else the portable route."""
     policy = load_policy("generic-awq")
     assert policy.contract.any_geometry
-    assert list(policy.features) == ["native_decode"]
+    assert list(policy.features) == ["native_decode", "grouped_batch", "native_prefill"]
     found = [(r.name, r.backend, str(r.tokens), r.order, r.unconditional) for r in policy.routes]
     assert found == [
         ("native_decode", "decode", "1-8", None, False),
+        ("grouped_batch", "indexed", "9-127", None, False),
+        ("native_prefill", "indexed", "128 and more", None, False),
         ("legacy", "legacy", "1 and more", None, True),
     ]
 

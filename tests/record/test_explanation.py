@@ -39,7 +39,7 @@ def test_table_names_route_outcome_and_every_reason() -> None:
     text = explain(groups(checkpoint_group=128))
     lines = text.splitlines()
     assert lines[0].startswith(
-        "model.layers.0-47.mlp.experts   48 layers   policy qwen3.8-flash-next-awq-tp4 (revision 2"
+        "model.layers.0-47.mlp.experts   48 layers   policy qwen3.8-flash-next-awq-tp4 (revision 3"
     )
     start = next(i for i, line in enumerate(lines) if line.split()[:1] == ["qpn_m1"])
     assert "1 token" in lines[start]

@@ -77,7 +77,7 @@ def test_record_says_everything(tmp_path: Path) -> None:
     journal.admitted(admission(0))
     journal.flush()
     record = next(r for r in lines(tmp_path / "moe.rank0.jsonl") if r["feature"] == "qpn_m1")
-    assert record["policy"] == {"name": FIRST.name, "revision": 2, "digest": FIRST.digest}
+    assert record["policy"] == {"name": FIRST.name, "revision": 3, "digest": FIRST.digest}
     assert (record["flag"], record["flag_source"], record["outcome"]) == ("auto", "unset", "fell back")
     assert record["facts"]["experts"] == 512
     assert {"decision", "time", "machine", "plan", "findings"} <= record.keys()

@@ -93,7 +93,7 @@ def test_compiles_in_one_piece_with_the_right_route(layer: MoELayer, handle: str
         layer.runs[name] = lambda *a, _name=name, _run=run: (taken.append(_name), _run(*a))[1]
     try:
         compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
-        for tokens, route in ((1, "qpn_m1"), (2, "grouped_decode"), (8, "grouped_decode"), (9, "legacy")):
+        for tokens, route in ((1, "qpn_m1"), (2, "grouped_decode"), (8, "grouped_decode"), (9, "grouped_batch")):
             taken.clear()
             out = compiled(*call(tokens))
             assert taken == [route]

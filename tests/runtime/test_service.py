@@ -128,7 +128,7 @@ def test_policy_file_drift(tmp_path: Path) -> None:
     shutil.copy(policies_folder() / f"{FIRST.name}.toml", path)
     service = AdmissionService(settings(), policy=str(path), machine=fake_machine())
     assert all(f.status is not Status.FAIL for f in service.drift())
-    path.write_text(path.read_text().replace("revision = 2", "revision = 3"))
+    path.write_text(path.read_text().replace("revision = 3", "revision = 4"))
     assert [f.reason for f in service.drift() if f.status is Status.FAIL] == [Reason.POLICY_CHANGED]
     path.unlink()
     assert [f.observed for f in service.drift() if f.status is Status.FAIL] == [None]
@@ -141,7 +141,7 @@ def test_drift_raises_only_where_the_policy_says_so(tmp_path: Path) -> None:
         text = (policies_folder() / f"{FIRST.name}.toml").read_text()
         path.write_text(text.replace('drift        = "warn"', f'drift        = "{word}"'))
         service = AdmissionService(settings(), policy=str(path), machine=fake_machine())
-        path.write_text(path.read_text().replace("revision = 2", "revision = 3"))
+        path.write_text(path.read_text().replace("revision = 3", "revision = 4"))
         if raises:
             with pytest.raises(DriftError) as error:
                 service.close()
@@ -188,8 +188,12 @@ def test_a_required_flag_asks_for_one_layer_that_is_ours() -> None:
 
 
 def test_the_summary_says_what_is_native_and_what_is_slow() -> None:
-    """By the first route of every token count: decoding is native here, larger calls are not."""
-    service = AdmissionService(settings(), policy=FIRST, machine=fake_machine())
+    """By the first route of every token count: decoding is native here, larger calls are not unless flags let them."""
+    whole = AdmissionService(settings(), policy=FIRST, machine=fake_machine())
+    assert slow_tokens(whole.admit(facts(0))) == ""
+    assert (whole.summary().native, whole.summary().slow) == (1, {})
+    flags = {"grouped_batch": "0", "indexed_prefill": "0"}
+    service = AdmissionService(settings(flags), policy=FIRST, machine=fake_machine())
     service.admit(facts(0))
     service.admit(facts(1))
     with capture_logs() as events:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,9 @@ OPTIONS = ("--std=c++17",)
 """Options of every compilation, besides the architecture, the macros and a manifest's own."""
 
 COMPILER = " ".join(nvrtc.REQUIREMENTS)
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+"""A header of the sources' own folder."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of cubins done and of all cubins."""
@@ -126,8 +130,19 @@ def check_target(out: Path) -> None:
 def job_of(version: Version, manifest: Manifest, source: str, headers: Mapping[str, str]) -> Job:
     macros = (f"-D{name}={value}" for name, value in version.macros(manifest).items())
     options = (f"--gpu-architecture={version.architecture}", *OPTIONS, *manifest.options, *macros)
-    content = [COMPILER, source, list(options), sorted(headers.items())]
+    content = [COMPILER, source, list(options), sorted((name, headers[name]) for name in included(source, headers))]
     return Job(version, source, options, digest(json.dumps(content).encode()))
+
+
+def included(source: str, headers: Mapping[str, str]) -> frozenset[str]:
+    """Names of the headers that a source asks for, directly or through others, whatever conditions stand there."""
+    found: set[str] = set()
+    texts = [source]
+    while texts:
+        fresh = (set(INCLUDE.findall(texts.pop())) & headers.keys()) - found
+        found |= fresh
+        texts += [headers[name] for name in fresh]
+    return frozenset(found)
 
 
 def headers_of(sources: Path) -> dict[str, str]:

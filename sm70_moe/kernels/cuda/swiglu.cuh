@@ -17,7 +17,12 @@ __device__ __forceinline__ float silu(float gate) {
   return gate > 65504.0f ? gate : better;
 }
 
+// Rounded dot products -> the activation.
+__device__ __forceinline__ u16 swiglu_rounded(u16 gate, u16 up) {
+  return mul_activation(to_activation(silu(to_float(gate))), up);
+}
+
 // FP32 dot products -> the activation.
 __device__ __forceinline__ u16 swiglu(float gate, float up) {
-  return mul_activation(to_activation(silu(to_float(to_activation(gate)))), to_activation(up));
+  return swiglu_rounded(to_activation(gate), to_activation(up));
 }

@@ -1,4 +1,4 @@
-"""The backends that run the package's own kernels (`qpn`, `grouped`, `indexed`)."""
+"""The backends that run the package's own kernels (`decode`, `qpn`, `grouped`, `indexed`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.build.specialiser import Specialiser
 from sm70_moe.kernels.capability import Capability
 from sm70_moe.kernels.declared import FUSED, capability
+from sm70_moe.kernels.native.case import Case
 from sm70_moe.kernels.native.driver import Driver
 from sm70_moe.kernels.native.launch import Launcher
 from sm70_moe.kernels.native.refusal import LaunchRefused, Refusal
 from sm70_moe.kernels.native.residency import Residency
-from sm70_moe.kernels.native.steps import OPTIONS, STEPS, Case, Route
+from sm70_moe.kernels.native.steps import OPTIONS, STEPS, Route
 from sm70_moe.layout import BankLayout, BankShape
 
 if TYPE_CHECKING:
@@ -93,10 +94,15 @@ class NativeBackend:
         return ()
 
     def workspace(self, shape: BankShape, top_k: int, tokens: int) -> int:
-        """Bytes of the FP16 activations between W13 and W2, (M, k, I), and of what the kernels keep."""
-        return whole(tokens * top_k * shape.intermediate * HALF) + whole(
-            self.route.scratch if self.route and tokens else 0
-        )
+        """Bytes of the FP16 activations between W13 and W2, (M, k, I), of scratch, and of what the kernels keep.
+
+        A long call is run in pieces, and takes no more than one of them.
+        """
+        if self.route is None or not tokens:
+            return 0
+        piece = min(tokens, self.route.most(shape, top_k)) if self.route.pieces else tokens
+        inner = whole(piece * top_k * shape.intermediate * HALF)
+        return inner + whole(self.route.lent(shape, top_k, piece)) + whole(self.route.scratch)
 
     def prepare(self, source: WeightSource, layout: BankLayout, shape: BankShape, device: str) -> Banks:
         """Read this rank's weights into banks; every built-in backend reads the same ones."""

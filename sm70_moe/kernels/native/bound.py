@@ -12,12 +12,19 @@ from sm70_moe.errors import BackendError
 from sm70_moe.kernels.arguments import bank_tensors, check_call, inputs_of, outputs_of
 from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.declared import ALIGNMENT
+from sm70_moe.kernels.native.case import Case
 from sm70_moe.kernels.native.launch import Launcher, Program
-from sm70_moe.kernels.native.steps import CALL, Case, Route, bank_arguments, numbers
+from sm70_moe.kernels.native.steps import CALL, SCRATCH, Route, bank_arguments, numbers
 from sm70_moe.kernels.protocol import Workspace
 
 HALF, WORD = 2, 4
 """Bytes of an activation, and of an id or a router weight."""
+
+PLACES = 512
+"""Bytes at a multiple of which what is lent to a call is divided."""
+
+MOST_PROGRAMS = 512
+"""Programs that a layer keeps before it forgets them all: prompts have every length."""
 
 INT32, FP32 = torch.int32, torch.float32
 
@@ -47,12 +54,13 @@ class Bound:
             torch.cuda.current_stream(banks.device).synchronize()  # the first call may be on another stream
         self.programs: dict[tuple[int, int, torch.dtype], Program] = {}
         self.dtypes = frozenset(getattr(torch, name) for name in route.runs.dtypes)
+        self.varying = (*CALL, SCRATCH) if route.pieces else CALL
         self.stream = current_stream(banks.device)
         # -1 for the CPU, as torch numbers it: tests run there
         self.hidden, self.experts, self.index = banks.shape.hidden, banks.shape.experts, self.scratch.get_device()
 
     def ready(self, top_k: int) -> None:
-        """Make the programs of every number of tokens, so that the first call may already be captured.
+        """Make programs in advance, so that every kernel is loaded and the first call may already be captured.
 
         Kernels for BF16 are there only where they were compiled for a layer of these sizes.
         """
@@ -62,21 +70,41 @@ class Bound:
                 self.launcher.holds(s, case.geometry.record()) for s in self.route.steps(case)
             ):
                 continue
-            for tokens in range(self.route.first, self.route.last + 1):
+            for tokens in self.route.planned(self.shape, top_k):
                 self._program(tokens, top_k, getattr(torch, dtype))
 
     def __call__(self, banks: Banks, call: Call, space: Workspace | None) -> None:
-        """Run one call; see `Backend.run`. No tensor value is read, and only `ready` allocates."""
+        """Run one call; see `Backend.run`. No tensor value is read; only `ready` allocates, and who lends memory."""
         x, ids, weights, out, inner = call.x, call.ids, call.weights, call.out, call.intermediate
         places = x.data_ptr(), ids.data_ptr(), weights.data_ptr(), out.data_ptr()
         if inner is not None or not self._usual(x, ids, weights, out, places):
             self._examine(banks, call)
         tokens, top_k = ids.shape
+        if self.route.pieces is not None:
+            self._pieces(call, space)
+            return
         program = self.programs.get((tokens, top_k, x.dtype)) or self._program(tokens, top_k, x.dtype)
         if inner is None:
             size = tokens * top_k * self.row
             inner = space.lend(size) if space is not None else x.new_empty(size // HALF)
         program(self.stream(), *places, inner.data_ptr())
+
+    def _pieces(self, call: Call, space: Workspace | None) -> None:
+        """Run a call of any length in pieces, one after the other in the same memory."""
+        tokens, top_k = call.ids.shape
+        most = self.route.most(self.shape, top_k)
+        first = min(tokens, most)
+        scratch = -(-self.route.lent(self.shape, top_k, first) // PLACES) * PLACES
+        size = scratch + (first * top_k * self.row if call.intermediate is None else 0)
+        lent = space.lend(size) if space is not None else call.x.new_empty(size, dtype=torch.uint8)
+        at = lent.data_ptr()
+        for part in (call,) if tokens <= most else call.chunks(most):
+            program = self.programs.get((part.tokens, top_k, part.x.dtype)) or self._program(
+                part.tokens, top_k, part.x.dtype
+            )
+            places = part.x.data_ptr(), part.ids.data_ptr(), part.weights.data_ptr(), part.out.data_ptr()
+            inner = at + scratch if part.intermediate is None else part.intermediate.data_ptr()
+            program(self.stream(), *places, inner, at)
 
     def _usual(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, places: tuple[int, ...]
@@ -129,14 +157,16 @@ class Bound:
 
     def _program(self, tokens: int, top_k: int, dtype: torch.dtype) -> Program:
         """Plan, load and pack everything for calls of this shape."""
-        first, last = self.route.first, self.route.last
-        if not first <= tokens <= last:
-            raise BackendError(f"backend {self.name!r}: {tokens} tokens, accepted are {first} to {last}")
+        runs = self.route.runs.tokens
+        if self.route.pieces is None and tokens not in runs:
+            raise BackendError(f"backend {self.name!r}: {tokens} tokens, accepted are {runs}")
+        if len(self.programs) >= MOST_PROGRAMS:
+            self.programs.clear()
         case = self._case(tokens, top_k, str(dtype).removeprefix("torch."))
         self.programs[tokens, top_k, dtype] = program = self.launcher.program(
             self.route.steps(case),
-            varying=CALL,
-            values={**numbers(case), **self.planes, "scratch": self.scratch.data_ptr()},
+            varying=self.varying,
+            values={**numbers(case), **self.planes, SCRATCH: self.scratch.data_ptr()},
             sizes=case.geometry.record(),
         )
         return program

@@ -16,10 +16,11 @@ from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.manifest import Manifest
 from sm70_moe.kernels.native.answers import Known
+from sm70_moe.kernels.native.case import Case
 from sm70_moe.kernels.native.driver import Arena
 from sm70_moe.kernels.native.launch import Launcher, Step
 from sm70_moe.kernels.native.refusal import LaunchRefused
-from sm70_moe.kernels.native.steps import CALL, Case, Route, bank_arguments, numbers
+from sm70_moe.kernels.native.steps import CALL, SCRATCH, Route, bank_arguments, numbers
 from sm70_moe.layout import BankLayout, BankShape
 
 ODD = Geometry(hidden=512, intermediate=128, experts=6, top_k=3, group=32)
@@ -36,16 +37,35 @@ class Trial:
 
 
 def trials(launcher: Launcher, route: Route) -> Iterator[Trial]:
-    """Every geometry of the build, and one of no policy; every layout; fewest tokens, and the most for each kernel."""
+    """Every geometry that has kernels of its own, and one of no policy; every layout; `counts` of tokens."""
     manifests = [launcher.manifests[name] for name in route.sources]
-    declared = [g for g in launcher.images.scope.geometries if all(m.fits(g) for m in manifests)]
+    own = any(m.geometry for m in manifests)
+    declared = [g for g in launcher.images.scope.geometries if own and all(m.fits(g) for m in manifests)]
     groups = sorted(route.runs.reads.groups or ())
     odd = [_odd(manifests, group) for group in groups] if all(m.runtime for m in manifests) else []
+    tried: set[tuple[str, ...]] = set()
     for geometry in [*(g for g in declared if g.group in groups), *odd]:
         for layout in (one for one in route.layouts if one.group == geometry.group):
-            every = [Trial(geometry, layout, tokens) for tokens in range(route.first, route.last + 1)]
-            most = {_kernels(trial, launcher, route): trial for trial in every}
-            yield from dict.fromkeys((every[0], *most.values()))
+            every = [Trial(geometry, layout, tokens) for tokens in route.planned(shape_of(geometry), geometry.top_k)]
+            yield from counts(every, launcher, route, tried)
+
+
+def counts(every: list[Trial], launcher: Launcher, route: Route, tried: set[tuple[str, ...]]) -> Iterator[Trial]:
+    """Fewest tokens, and the most for each kernel.
+
+    Calls that are run in pieces are long where their kernels change: those that were `tried` with other metadata and
+    groups, which they tell apart as they run, are not again.
+    """
+    most = {_kernels(trial, launcher, route): trial for trial in every}
+    if route.pieces is None:
+        yield from dict.fromkeys((every[0], *most.values()))
+        return
+    yield every[0]
+    for kernels, trial in most.items():
+        key = (trial.layout.order, *kernels)
+        if key not in tried and trial is not every[0]:
+            yield trial
+        tried.add(key)
 
 
 def cooperative_steps(launcher: Launcher, route: Route) -> Iterator[tuple[Step, dict[str, int]]]:
@@ -62,8 +82,12 @@ def _kernels(trial: Trial, launcher: Launcher, route: Route) -> tuple[str, ...]:
 
 def case_of(trial: Trial, launcher: Launcher, dependent: bool) -> Case:
     geometry = trial.geometry
-    shape = BankShape(geometry.experts, geometry.hidden, geometry.intermediate)
+    shape = shape_of(geometry)
     return Case(shape, trial.layout, geometry.top_k, trial.tokens, launcher.architecture, dependent)
+
+
+def shape_of(geometry: Geometry) -> BankShape:
+    return BankShape(geometry.experts, geometry.hidden, geometry.intermediate)
 
 
 def _odd(manifests: list[Manifest], group: int) -> Geometry:
@@ -81,9 +105,9 @@ def self_test(launcher: Launcher, route: Route, dependent: bool) -> str:
     known: Known | None = None
     geometry: Geometry | None = None
     for trial in trials(launcher, route):  # those of one geometry come together
-        if known is None or trial.geometry != geometry:
+        if known is None or trial.geometry != geometry or len(known.x) < trial.tokens:
             geometry = trial.geometry
-            known = Known.make(geometry, route.last)
+            known = Known.make(geometry, trial.tokens if route.pieces else route.last)
         with launcher.driver.arena(launcher.device) as memory:
             problem = run(launcher, route, trial, known.head(trial.tokens), memory, dependent)
         if problem:
@@ -101,7 +125,8 @@ def run(launcher: Launcher, route: Route, trial: Trial, known: Known, memory: Ar
     out, inner = np.empty_like(poison_out), np.empty_like(poison_inner)
     try:
         values = numbers(case) | bank_arguments({name: memory.put(a) for name, a in known.planes(trial.layout).items()})
-        values["scratch"] = memory.put(np.zeros(max(1, route.scratch), np.uint8))
+        lent = route.lent(case.shape, case.top_k, tokens)
+        values[SCRATCH] = memory.put(np.zeros(max(1, route.scratch, lent), np.uint8))
         inputs = [memory.put(a) for a in (known.x, known.ids, known.weights)]
         for count, steps in enumerate(route.rounds(case) if route.rounds else (route.steps(case),)):
             program = launcher.program(steps, varying=CALL, values=values, sizes=geometry.record())

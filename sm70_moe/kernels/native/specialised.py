@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from sm70_moe.kernels.build import Job
 from sm70_moe.kernels.build.specialiser import Specialiser
+from sm70_moe.kernels.native.case import Case
 from sm70_moe.kernels.native.launch import Step
-from sm70_moe.kernels.native.steps import STEPS, Case
+from sm70_moe.kernels.native.steps import STEPS
 from sm70_moe.layout import BankLayout, BankShape
 
 
@@ -41,9 +42,9 @@ def jobs(specialiser: Specialiser, name: str, layer: Layer) -> tuple[Job, ...]:
 
 
 def steps(name: str, layer: Layer) -> Iterator[Step]:
-    """Everything that calls of every length launch, with dependent launch and without."""
+    """Every kernel that calls of any length launch, with dependent launch and without."""
     route = STEPS.get(name)
-    for tokens in range(route.first, route.last + 1) if route else ():
+    for tokens in route.planned(layer.shape, layer.top_k) if route else ():
         for dependent in (False, True):
             assert route is not None
             yield from route.steps(layer.case(tokens, dependent))

@@ -11,35 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm70_moe.errors import BackendError
-from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.capability import Capability
 from sm70_moe.kernels.declared import FUSED, SOURCES, declared
-from sm70_moe.kernels.native import octets
+from sm70_moe.kernels.native import batches, octets
+from sm70_moe.kernels.native.case import Case
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What a call looks like to the one who plans it.
+class Pieces:
+    """How calls of any length are run: in pieces of `most(shape, top_k)` tokens, each with scratch that is lent.
 
-    `dependent`: this device and the settings allow a kernel to start before the one in front ends. `dtype` is that
-    of the activations.
+    `scratch(shape, top_k, tokens)` are its bytes, beside the activations between W13 and W2; `counts(shape, top_k,
+    first)` the numbers of tokens at which other kernels are launched.
     """
 
-    shape: BankShape
-    layout: BankLayout
-    top_k: int
-    tokens: int
-    architecture: str
-    dependent: bool
-    dtype: str = "float16"
-
-    @property
-    def geometry(self) -> Geometry:
-        """The sizes that choose the kernels' versions."""
-        shape = self.shape
-        return Geometry(shape.hidden, shape.intermediate, shape.experts, self.top_k, self.layout.group)
+    most: Callable[[BankShape, int], int]
+    scratch: Callable[[BankShape, int, int], int]
+    counts: Callable[[BankShape, int, int], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,8 @@ class Route:
     """How a backend, or an option of one, runs the calls that it `runs`.
 
     `sources` must all have images for a device before the backend runs on it. `scratch` counts
-    resident bytes of a layer, beyond the activations between W13 and W2. `rounds` are the calls that
+    resident bytes of a layer, beyond the activations between W13 and W2; a route with `pieces` has calls of any length,
+    and what it needs is lent for each. `rounds` are the calls that
     the self-test makes one after the other on the same scratch, where one is not enough.
     """
 
@@ -56,6 +47,7 @@ class Route:
     sources: tuple[str, ...]
     scratch: int = 0
     rounds: Callable[[Case], tuple[tuple[Step, ...], ...]] | None = None
+    pieces: Pieces | None = None
 
     @classmethod
     def of(cls, name: str, steps: Callable[[Case], tuple[Step, ...]], **more: Any) -> Route:
@@ -71,8 +63,23 @@ class Route:
 
     @property
     def last(self) -> int:
-        """The most tokens of a call that is planned in advance."""
-        return self.runs.tokens.last or self.first
+        """The most tokens of a call, where they have an end."""
+        assert self.runs.tokens.last is not None
+        return self.runs.tokens.last
+
+    def planned(self, shape: BankShape, top_k: int) -> tuple[int, ...]:
+        """Numbers of tokens that are planned in advance: all of them, or those at which the kernels change."""
+        if self.pieces is not None:
+            return self.pieces.counts(shape, top_k, self.first)
+        return tuple(range(self.first, self.last + 1))
+
+    def most(self, shape: BankShape, top_k: int) -> int:
+        """Tokens of a call at most, or of a piece of one."""
+        return self.pieces.most(shape, top_k) if self.pieces else self.last
+
+    def lent(self, shape: BankShape, top_k: int, tokens: int) -> int:
+        """Bytes of scratch that a call of so many tokens is lent."""
+        return self.pieces.scratch(shape, top_k, tokens) if self.pieces else 0
 
     @property
     def layouts(self) -> tuple[BankLayout, ...]:
@@ -91,6 +98,9 @@ class Route:
 
 CALL = ("x", "ids", "weights", "out", "intermediate")
 """Arguments that every call gives anew: addresses."""
+
+SCRATCH = "scratch"
+"""What kernels write for each other: a layer's own, or lent for a call (`Route.pieces`)."""
 
 PLANES = tuple(f"{bank}_{plane}" for bank in ("w13", "w2") for plane in ("words", "metadata", "scales", "zeros"))
 """Arguments that are addresses of the banks' planes."""
@@ -205,6 +215,9 @@ STEPS: Mapping[str, Route] = {
     "decode": Route.of("decode", decode),
     "qpn": Route.of("qpn", decode),
     "grouped": Route.of("grouped", decode),
+    "indexed": Route.of(
+        "indexed", batches.steps, pieces=Pieces(batches.most_tokens, batches.scratch_bytes, batches.counts)
+    ),
     FUSED: Route.of(FUSED, fused, scratch=BARRIER, rounds=fused_rounds),
 }
 """Backend, or option of one -> how it runs. A native backend without a row has no kernels yet, as admission says."""

@@ -33,5 +33,5 @@ def test_scratch_is_the_intermediate(tokens: int, expected: int) -> None:
 def test_run_without_a_build() -> None:
     """Running is refused by name."""
     nothing: Any = None
-    with pytest.raises(BackendError, match="indexed"):
-        NativeBackend("indexed").run(nothing, nothing)
+    with pytest.raises(BackendError, match="unknown"):
+        NativeBackend("unknown").run(nothing, nothing)

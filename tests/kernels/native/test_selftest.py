@@ -264,7 +264,7 @@ def test_who_launches_dependently(
 
 def test_backend_without_kernels() -> None:
     """It says so, and names itself."""
-    assert "indexed" in NativeBackend("indexed").self_test("cuda:0")
+    assert "unknown" in NativeBackend("unknown").self_test("cuda:0")
 
 
 def test_a_self_test_runs_once_and_only_if_asked() -> None:

@@ -63,8 +63,10 @@ def test_sizes_are_given_by_the_kernels_names() -> None:
 
 @pytest.mark.parametrize("name", sorted(STEPS))
 def test_every_argument_of_every_kernel_is_given(name: str) -> None:
-    """By the call, the sizes or the banks; `scratch` is the layer's own."""
-    given = {*CALL, *numbers(WIDE), *bank_arguments({}), "scratch"}
+    """By the call, the sizes, the banks or the step itself; `scratch` is the layer's own, or lent."""
+    long = replace(WIDE, tokens=STEPS[name].most(WIDE.shape, WIDE.top_k))
+    own = {argument for case in (WIDE, long) for step in STEPS[name].steps(case) for argument in step.values}
+    given = {*CALL, *numbers(WIDE), *bank_arguments({}), "scratch", *own}
     for source in STEPS[name].sources:
         for kernel in MANIFESTS[source].kernels.values():
             assert {argument.name for argument in kernel.arguments} <= given

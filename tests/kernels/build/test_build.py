@@ -135,13 +135,19 @@ def test_same_input_same_bytes(sources: Path, tmp_path: Path, compiled: list[str
 
 
 def test_cache(sources: Path, tmp_path: Path, compiled: list[str]) -> None:
-    """What was compiled before is not compiled again; an edited header changes everything."""
+    """What was compiled before is not compiled again; an edited header changes what includes it, and nothing else."""
     for _ in range(2):
         build(tmp_path / "out", SCOPE, sources=sources, cache=tmp_path / "cache")
     assert len(compiled) == 4
     (sources / "one.cuh").write_text("// edited")
     build(tmp_path / "out", SCOPE, sources=sources, cache=tmp_path / "cache")
-    assert len(compiled) == 8
+    assert len(compiled) == 4
+    (sources / "two.cuh").write_text('  # include "one.cuh"\n')
+    (sources / "one.cu").write_text('#include "two.cuh"\n' + (sources / "one.cu").read_text())
+    build(tmp_path / "out", SCOPE, sources=sources, cache=tmp_path / "cache")
+    (sources / "one.cuh").write_text("// edited again")
+    build(tmp_path / "out", SCOPE, sources=sources, cache=tmp_path / "cache")
+    assert len(compiled) == 12
 
 
 @pytest.mark.parametrize("name", ["one.cu", "one.cuh", "one.toml"])

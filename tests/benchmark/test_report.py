@@ -118,6 +118,9 @@ def test_what_is_in_it(result_and_stage, tmp_path: Path) -> None:
         "roofline.sm_90.runtime",
         "decode_w13.sm_90.hidden256-intermediate64-top_k4-group32.4-byte.octet32.own",
         "decode_w2.sm_90.hidden256-intermediate64-top_k4-group32.4-byte.octet32.own",
+        *(f"batch_{name}.sm_90.runtime" for name in ("plan", "sort")),
+        "batch_product.sm_90.runtime.octet32.4-byte.own",
+        "batch_sum.sm_90.runtime",
         "decode_fused.sm_90.hidden256-intermediate64-top_k4-group32.4-byte.own",
     ]
     assert record["census"][0]["registers"] == 48

@@ -142,7 +142,7 @@ def test_other_architecture(folder: Path, lenient: Path) -> None:
     assert len(kept(folder)) == 2
 
 
-@pytest.mark.parametrize("what", ["compiler", "options", "source", "header"])
+@pytest.mark.parametrize("what", ["compiler", "options", "source"])
 def test_another_key(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """What the bytes depend on is in the name: an update of it compiles anew."""
     Bench(folder).make()
@@ -154,13 +154,27 @@ def test_another_key(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(build_module, "COMPILER", "nvidia-cuda-nvrtc-cu12==13.0.0")
     elif what == "options":
         monkeypatch.setattr(build_module, "OPTIONS", ("--std=c++17", "-lineinfo"))
-    elif what == "source":
-        (sources / "sample.cu").write_text("// another")
     else:
-        (sources / "more.cuh").write_text("// another")
+        (sources / "sample.cu").write_text("// another")
     bench = Bench(folder, sources=sources)
     assert bench.make().compiled == (NAME,)
     assert len(kept(folder)) == 2
+
+
+@pytest.mark.parametrize(("header", "compiled"), [("asked.cuh", (NAME,)), ("other.cuh", ())])
+def test_a_header_belongs_to_who_includes_it(
+    folder: Path, tmp_path: Path, header: str, compiled: tuple[str, ...]
+) -> None:
+    """An edit of one that a source includes compiles it anew, one of another header does not."""
+    sources = tmp_path / "cuda"
+    sources.mkdir()
+    (sources / "sample.toml").write_bytes((DATA / "sample.toml").read_bytes())
+    (sources / "sample.cu").write_text('#include "asked.cuh"\n')
+    for name in ("asked.cuh", "other.cuh"):
+        (sources / name).write_text("// one")
+    Bench(folder, sources=sources).make()
+    (sources / header).write_text("// another")
+    assert Bench(folder, sources=sources).make().compiled == compiled
 
 
 def broken(path: Path, content: bytes) -> None:

@@ -58,6 +58,7 @@ class ExpertsMethod(symbol("FusedMoEMethodBase")):  # type: ignore[misc]  # vLLM
         self.arrivals = Arrivals(plan.admission.facts, names)
         self.experts: MoELayer | None = None
         self.handle = self.digest = ""
+        self.constant = symbol("FUSED_MOE_UNQUANTIZED_CONFIG")
         engine.expect(plan)
 
     def create_weights(
@@ -103,8 +104,8 @@ class ExpertsMethod(symbol("FusedMoEMethodBase")):  # type: ignore[misc]  # vLLM
         self.digest, self.handle = self.experts.plan.digest, operator.register(self.experts, self.plan.layer)
 
     def get_fused_moe_quant_config(self, layer: Any) -> Any:
-        """A constant: None would be asked for again at every forward."""
-        return symbol("FUSED_MOE_UNQUANTIZED_CONFIG")
+        """A constant: None would be asked for again at every forward, which compilers trace."""
+        return self.constant
 
     def apply(self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any, *shared: Any, **more: Any) -> Any:
         """x (M, H), ids and router weights (M, k) -> this rank's share of (M, H).

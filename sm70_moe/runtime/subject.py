@@ -24,7 +24,7 @@ from sm70_moe.plan.planned import PlannedRoute
 from sm70_moe.reading.offers import read_columns
 from sm70_moe.reading.transfer import brought
 from sm70_moe.reference.bounds import out_ratios, w13_ratios
-from sm70_moe.reference.columns import Array, Called, Columns, decoded
+from sm70_moe.reference.columns import Array, Columns, decoded
 from sm70_moe.reference.rounding import Floats, widen
 
 COLUMNS = 8
@@ -38,6 +38,8 @@ MOST_ROWS = 8
 
 FACTOR = 2.0
 """Tensor cores need not round to nearest (CONTRACT 9)."""
+
+Parts = list[tuple[torch.Tensor, torch.Tensor]]
 
 Ids = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
@@ -84,7 +86,7 @@ class Subject:
     ids: torch.Tensor
     inner: range
     outer: range
-    expected: Called
+    columns: Columns
     versions: Versions
 
     @classmethod
@@ -104,7 +106,7 @@ class Subject:
         columns = Columns(experts, decoded(group, *plain[:3]), decoded(group, *plain[3:]))
         ids = slots(experts, *made.factors.shape)
         on_device = torch.from_numpy(ids).to(banks.device)
-        return cls(banks, made, experts, ids, on_device, inner, outer, columns.of(made.rows, made.dtype), versions)
+        return cls(banks, made, experts, ids, on_device, inner, outer, columns, versions)
 
     def prove(self, routes: Sequence[tuple[PlannedRoute, Backend]], space: Workspace | None) -> tuple[Verdict, ...]:
         """Run every version that the routes can reach, and judge it. What a kernel raises is its verdict's error.
@@ -114,9 +116,10 @@ class Subject:
         trials = [self._trial(*pair) for pair in routes]
         runs = {key: trial.backend for trial in reversed(trials) for key in trial.keys}
         results = Results.empty(self, [tokens for tokens, _ in runs])
+        parts = results.split(results.buffer)
         errors: dict[object, str] = {}
         for number, (key, backend) in enumerate(runs.items()):
-            call = results.call(number)
+            call = results.call(number, parts)
             if error := attempted(partial(backend.run, self.banks, call, space)):
                 errors[key] = error
         found: dict[object, tuple[float, float]] = {}
@@ -158,25 +161,28 @@ class Results:
         sizes = [sum(_sizes(subject, tokens)) for tokens in every]
         return cls(subject, every, x.new_full((sum(sizes),), torch.nan))
 
-    def call(self, number: int) -> Call:
+    def call(self, number: int, parts: Parts) -> Call:
         tokens, made = self.lengths[number], self.subject.made
-        inner, out = self._split(self.buffer)[number]
+        inner, out = parts[number]
         return Call(made.x[:tokens], self.subject.ids[:tokens], made.weights[:tokens], out, inner)
 
     def judged(self) -> Iterator[tuple[float, float]]:
         """Largest bound fractions of each call: of the activations' columns, and of the output's, W2 on the
         call's own activations."""
-        subject, parts = self.subject, self._split(self.buffer.cpu())
+        subject, parts = self.subject, self.split(self.buffer.cpu())
         rows = [judged(tokens) for tokens in self.lengths]
-        # NaN in the activations would make the expected output NaN too: it is looked for in all of both
-        whole = [not (inner.isnan().any() or out.isnan().any()) for inner, out in parts]
-        given = np.concatenate([numbers(inner[at]) for (inner, _), at in zip(parts, rows, strict=True)])
+        # NaN in the activations would make the expected output NaN too: it is looked for in all of both, where they are
+        clean = not self.buffer.isnan().any()
+        whole = [clean or not (inner.isnan().any() or out.isnan().any()) for inner, out in parts]
+        given = np.concatenate([numbers(some(inner, at)) for (inner, _), at in zip(parts, rows, strict=True)])
         outer = slice(subject.outer.start, subject.outer.stop)
-        out = np.concatenate([numbers(out[at, outer]) for (_, out), at in zip(parts, rows, strict=True)])
+        out = np.concatenate([numbers(some(out, at)[:, outer]) for (_, out), at in zip(parts, rows, strict=True)])
         tokens = np.concatenate(rows)
+        seen, place = np.unique(tokens, return_inverse=True)  # of a long call's rows few are judged
         factors = subject.made.factors[tokens]
         with np.errstate(all="ignore"):
-            answer = subject.expected.answer(tokens, subject.chosen[tokens], factors, given)
+            expected = subject.columns.of(subject.made.rows[seen], subject.made.dtype)
+            answer = expected.answer(place, subject.chosen[tokens], factors, given)
             w13 = w13_ratios(answer, given[:, :, subject.inner.start : subject.inner.stop], FACTOR)
             last = out_ratios(answer, out, factors, FACTOR)
         ends = np.cumsum([len(at) for at in rows])
@@ -184,7 +190,8 @@ class Results:
             own = slice(end - len(at), end)
             yield (float(w13[own].max()), float(last[own].max())) if complete else (inf, inf)
 
-    def _split(self, buffer: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def split(self, buffer: torch.Tensor) -> Parts:
+        """Activations and output of each call."""
         top_k, shape = self.subject.ids.shape[1], self.subject.banks.shape
         sizes = [size for tokens in self.lengths for size in _sizes(self.subject, tokens)]
         parts = torch.split(buffer, sizes)
@@ -209,6 +216,11 @@ def attempted(run: Callable[[], None]) -> str:
     return ""
 
 
+def some(tensor: torch.Tensor, rows: Array) -> torch.Tensor:
+    """Some rows; torch's own indexing by a list starts threads, which takes longer than all else."""
+    return tensor if len(rows) == len(tensor) else torch.stack([tensor[row] for row in rows.tolist()])
+
+
 def numbers(tensor: torch.Tensor) -> Floats:
     return widen(tensor.float().numpy())
 
@@ -231,7 +243,7 @@ def word(size: int, index: int) -> range:
 
 def slots(experts: tuple[int, ...], tokens: int, top_k: int) -> Ids:
     """Ids (M, k): the experts in turn, a few twice in a row, and one slot without any where there are several."""
-    ids = np.fromiter((experts[n % len(experts)] for n in range(tokens * top_k)), np.int32).reshape(tokens, top_k)
+    ids = np.resize(np.array(experts, np.int32), (tokens, top_k))
     if top_k > 1:
         ids[0, -1] = -1
     return ids

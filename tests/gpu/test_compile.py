@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -10,11 +11,7 @@ import torch
 from sm70_moe.evidence.trial import same_bits
 from sm70_moe.runtime.operator import register
 
-pytestmark = [
-    pytest.mark.gpu,
-    # torch 2.11 warns of something of its own that its compiler still uses: no matter of this package
-    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\._inductor"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +28,19 @@ def block(subject) -> Iterator:
         return torch.ops.sm70_moe.experts(x * 2, ids, weights, digest, handle) + 1
 
     yield plain, torch.compile(plain, fullgraph=True, dynamic=True, backend="aot_eager")
-    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.11 warns of what its compiler itself imports here
+        torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(
     ("tokens", "route"),
-    [(1, "qpn_m1"), *((tokens, "grouped_decode") for tokens in range(2, 9)), (9, "legacy")],
+    [
+        (1, "qpn_m1"),
+        *((tokens, "grouped_decode") for tokens in range(2, 9)),
+        (9, "grouped_batch"),
+        (128, "indexed_prefill"),
+    ],
 )
 def test_compiled_equals_eager(subject, block, routes_of, tokens: int, route: str) -> None:
     """One graph for all numbers of tokens, each with its own route."""

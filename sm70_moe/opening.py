@@ -1,7 +1,8 @@
 """The one way to open a file that somebody has given: a regular one, of bounded size, and never waited for.
 
-Nothing else in the package opens one by itself; a test holds that. What cannot be opened or read is an OSError whose
-`strerror` says why, whatever the cause, so that each reader has one thing to catch and names the file in its own words.
+Checkpoints, prepared banks, policies, `.env` files and tables of model types are opened here. What cannot be opened or
+read is an OSError whose `strerror` says why, whatever the cause, so that each reader has one thing to catch and names
+the file in its own words.
 """
 
 from __future__ import annotations

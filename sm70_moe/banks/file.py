@@ -17,6 +17,7 @@ from sm70_moe.banks.banks import Banks, Stack, allocate
 from sm70_moe.banks.header import Identity, Section, Sums, Unusable, header, header_length, sections, verify
 from sm70_moe.banks.threads import default_readers, each
 from sm70_moe.layout import BankLayout, BankShape
+from sm70_moe.opening import descriptor_of, opened
 
 PARTIAL = ".partial"
 
@@ -80,7 +81,7 @@ def sweep(folder: Path) -> None:
     """Remove files that a writer left unfinished. Those of a writer that still lives are locked, and stay."""
     for path in folder.glob(f".*{PARTIAL}"):
         try:
-            with path.open("rb") as file:
+            with opened(path, linked=False) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
         except OSError:
@@ -133,12 +134,12 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
-        file = path.open("rb", buffering=0)
+        descriptor = descriptor_of(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(path) from error
     except OSError as error:
         raise Unusable(f"it cannot be opened: {error.strerror}") from error
-    with file:
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
         yield file
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from sm70_moe import opening
 from sm70_moe.errors import SettingsError
 
 SHIPPED = Path(__file__).with_name("model_types.toml")
@@ -93,13 +94,17 @@ def _shipped() -> ModelTypes:
     return ModelTypes(_by_type(SHIPPED, found.family), found.keys)
 
 
+LARGEST = 1 << 20
+"""Bytes of a table of model types."""
+
+
 def _read(file: Path) -> _File:
     try:
-        content: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = tomllib.loads(opening.content(file, LARGEST).decode())
         return msgspec.convert(content, _File)
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, msgspec.ValidationError) as error:
         raise SettingsError(f"{file}: is no table of model types: {error}") from error
 
 

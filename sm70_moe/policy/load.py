@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sm70_moe import opening
 from sm70_moe.errors import PolicyError
 from sm70_moe.files import text_of
 from sm70_moe.policy.check import check
@@ -86,15 +87,19 @@ def load_all(paths: Iterable[Path]) -> tuple[Policy, ...]:
     return tuple(policies[name] for name in sorted(policies))
 
 
+LARGEST = 1 << 20
+"""Bytes of a policy's file; the shipped ones have less than 10,000."""
+
+
 def shipped_files() -> list[Path]:
     return sorted(policies_folder().glob("*.toml"))
 
 
 def load_file(path: Path, backends: Iterable[str] | None) -> Policy:
     try:
-        content = path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        content = opening.content(path, LARGEST, piped=True)
+    except OSError as error:
+        reason = opening.reason(error)
         raise PolicyError([f"{path}: cannot be read: {reason}, accepted a TOML file"]) from error
     try:
         text = text_of(content)

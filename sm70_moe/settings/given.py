@@ -13,6 +13,7 @@ from dotenv.parser import parse_stream
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
+from sm70_moe import opening
 from sm70_moe.errors import SettingsError
 from sm70_moe.files import text_of
 from sm70_moe.settings.variables import SETTINGS, is_ours
@@ -51,6 +52,10 @@ def read_variables(environment: Mapping[str, str], env_file: Path | None) -> Giv
     return tuple(given)
 
 
+LARGEST = 1 << 20
+"""Bytes of a `.env` file."""
+
+
 def read_env_file(path: Path) -> dict[str, str]:
     """Our variables in a `.env` file, without `${...}` expansion; the last line of a name counts.
 
@@ -59,7 +64,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     values: dict[str, str] = {}
     wrong: list[str] = []
     try:
-        for binding in parse_stream(StringIO(text_of(path.read_bytes()), newline=None)):
+        for binding in parse_stream(StringIO(text_of(opening.content(path, LARGEST)), newline=None)):
             if binding.error or (binding.key and is_ours(binding.key) and binding.value is None):
                 wrong.append(str(binding.original.line))
             elif binding.key and is_ours(binding.key) and binding.value is not None:

@@ -146,10 +146,12 @@ def test_a_file_under_a_wrong_name_is_foreign(written: Path, tmp_path: Path) -> 
         lambda path: path.write_bytes((2).to_bytes(8, "little") + b"[]"),
         lambda path: path.write_bytes(path.read_bytes() + b"\0"),
         lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+        lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
     ],
 )
 def test_what_is_no_file_of_banks_is_ignored(written: Path, tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    """Empty, foreign, too long, a folder: each with a reason, none an exception."""
+    """Empty, foreign, too long, a folder, a pipe, a device: each with a reason, none an exception or a wait."""
     path = tmp_path / key().file
     shutil.copy(written, path)
     spoil(path)
@@ -219,12 +221,13 @@ def test_sweeping_removes_what_nobody_writes(tmp_path: Path) -> None:
     """An unfinished file goes, unless its writer still holds it; finished ones stay."""
     for name in (".a.1.partial", ".b.2.partial", "whole.safetensors"):
         (tmp_path / name).write_bytes(b"x")
+    os.mkfifo(tmp_path / ".c.3.partial")  # never waited for
     with (tmp_path / ".b.2.partial").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         BankCache(tmp_path).sweep()
-        assert sorted(os.listdir(tmp_path)) == [".b.2.partial", "whole.safetensors"]
+        assert sorted(os.listdir(tmp_path)) == [".b.2.partial", ".c.3.partial", "whole.safetensors"]
     BankCache(tmp_path).sweep()
-    assert os.listdir(tmp_path) == ["whole.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == [".c.3.partial", "whole.safetensors"]
 
 
 def test_progress_counts_experts(written: Path) -> None:

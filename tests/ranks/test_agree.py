@@ -12,7 +12,8 @@ import pytest
 
 SCRIPT = Path(__file__).parent / "four_ranks.py"
 LAYER = "model.layers.0.mlp.experts"
-NATIVE = ["qpn_m1", "grouped_decode", "native_decode", "legacy_single_token", "indexed_prefill", "legacy"]
+BATCHES = ["grouped_batch", "indexed_prefill", "native_prefill"]
+NATIVE = ["qpn_m1", "grouped_decode", "native_decode", "legacy_single_token", *BATCHES, "legacy"]
 
 
 TOGETHER = ("same", "flag", "build", "strict", "require", "wide", "refuses", "agrees", "breaks")
@@ -60,7 +61,7 @@ def test_alike_ranks_keep_their_plan(came: dict[str, Came]) -> None:
             "build",
             3,
             ["legacy_single_token", "legacy"],
-            {key: ["BUILD_MISSING"] for key in ("qpn_m1", "grouped_decode", "indexed_prefill", "native_decode")},
+            {key: ["BUILD_MISSING"] for key in ("qpn_m1", "grouped_decode", "native_decode", *BATCHES)},
         ),
     ],
 )
@@ -102,8 +103,8 @@ def test_48_layers_name_every_odd_rank_and_its_first_fields(came: dict[str, Came
         f"ranks hold different plans: {layers}: qpn_m1 is required on rank 2, not admitted on rank 3 (BUILD_MISSING); "
         f"rank 2: {layers}: flags.qpn_m1 is 'require', 'auto' on rank 0; "
         f"rank 3: {layers}: build is None, 'fake-build' on rank 0, "
-        "outcomes.grouped_decode is 'fell back', 'admitted' on rank 0, "
-        "outcomes.indexed_prefill is 'fell back', 'admitted' on rank 0, and 3 more fields"
+        "outcomes.grouped_batch is 'fell back', 'admitted' on rank 0, "
+        "outcomes.grouped_decode is 'fell back', 'admitted' on rank 0, and 5 more fields"
     )
 
 

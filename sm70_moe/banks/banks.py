@@ -9,6 +9,7 @@ import torch
 
 from sm70_moe.banks.orders import packing_of
 from sm70_moe.banks.packing import Packing, Planes
+from sm70_moe.banks.reach import far_reaching
 from sm70_moe.errors import BackendError
 from sm70_moe.layout import PLANE_ALIGNMENT, WORDS, BankLayout, BankShape, Metadata, Plane
 from sm70_moe.numbers.codes import ExpertCodes
@@ -119,6 +120,7 @@ class Banks:
     """Both banks of one layer for one rank: W13 (hidden, 2 * intermediate), W2 (intermediate, hidden).
 
     `filled` are the experts that have arrived; a kernel calls `require_complete` before it reads.
+    `reaches` are those whose sums of W2 can leave FP16 (`reach.far_reaching`).
     """
 
     layout: BankLayout
@@ -127,6 +129,7 @@ class Banks:
     w13: Bank
     w2: Bank
     filled: set[int] = field(default_factory=set, repr=False)
+    reaches: dict[int, float] = field(default_factory=dict, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -155,7 +158,7 @@ class Banks:
         found = ExpertRows.of(given) if isinstance(given, ExpertCodes) else given
         self._require(found, f"expert {expert}", ())
         self._write(self.w13.of(expert), self.w2.of(expert), found)
-        self.filled.add(expert)
+        self._arrived(range(expert, expert + 1), found.down.alone)
 
     def fill_batch(self, experts: range, given: ExpertRows) -> None:
         """Write neighbouring experts, which are the first dimension of `given`; as `fill` otherwise."""
@@ -166,6 +169,12 @@ class Banks:
         else:
             for place, expert in enumerate(experts):
                 self._write(self.w13.of(expert), self.w2.of(expert), given.of_expert(place))
+        self._arrived(experts, given.down)
+
+    def _arrived(self, experts: range, down: Rows) -> None:
+        """They are there; `down` has them in the first dimension. From any of several threads."""
+        for place, reach in far_reaching(down).items():
+            self.reaches[experts[place]] = reach
         self.filled.update(experts)
 
     def _expect(self, experts: range) -> None:
@@ -174,6 +183,8 @@ class Banks:
             if not 0 <= expert < self.shape.experts:
                 raise BackendError(f"expert {expert}; accepted are 0 to {self.shape.experts - 1}")
         self.filled.difference_update(experts)
+        for expert in experts:
+            self.reaches.pop(expert, None)
 
     def _require(self, found: ExpertRows, name: str, leading: tuple[int, ...]) -> None:
         inner, outer, group = self.shape.intermediate, self.shape.hidden, self.layout.group

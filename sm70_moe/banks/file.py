@@ -39,7 +39,7 @@ def write(path: Path, banks: Banks, identity: Identity) -> None:
         for _ in done:
             pass
     with _replacing(path) as file:
-        file.write(header(places, identity, sums))
+        file.write(header(places, identity, sums, banks.reaches))
         for stack in stacks.values():
             for expert in range(experts):
                 file.write(_bytes(stack[expert].cpu()))
@@ -62,7 +62,8 @@ def read(
         stacks, places = _stacks(banks), sections(banks)
         size = os.fstat(file.fileno()).st_size
         length = header_length(file.read(8), size)
-        sums = verify(file.read(length), size, places, identity)
+        sums, reaches = verify(file.read(length), size, places, identity)
+        banks.reaches.update(reaches)
         reader = _Reader(file, 8 + length, places, sums)
 
         def fill(expert: int) -> None:

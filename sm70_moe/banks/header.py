@@ -29,6 +29,11 @@ Identity = Mapping[str, str]
 Sums = Mapping[str, Sequence[int]]
 """CRC-32 of each expert's part of each plane, by the plane's name in the file."""
 
+Reaches = Mapping[int, float]
+"""Experts whose sums of W2 can leave FP16: `Banks.reaches`."""
+
+REACHES = "w2 reaches"
+
 
 class Unusable(Exception):
     """A file is not the one that was asked for, or is damaged; the text says how."""
@@ -64,9 +69,10 @@ def sections(banks: Banks) -> dict[str, Section]:
     return found
 
 
-def header(places: Mapping[str, Section], identity: Identity, sums: Sums) -> bytes:
+def header(places: Mapping[str, Section], identity: Identity, sums: Sums, reaches: Reaches) -> bytes:
     """Length and JSON, filled with blanks so that the data starts at a multiple of 256 bytes."""
     told = {"banks": FORMAT, **identity, **{_label(name): _text(values) for name, values in sums.items()}}
+    told |= {REACHES: " ".join(f"{expert}:{reach!r}" for expert, reach in reaches.items())} if reaches else {}
     entries = {name: place.record for name, place in places.items()}
     text = json.dumps({"__metadata__": told, **entries}, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % PLANE_ALIGNMENT)
@@ -81,8 +87,8 @@ def header_length(prefix: bytes, size: int) -> int:
     return length
 
 
-def verify(text: bytes, size: int, places: Mapping[str, Section], identity: Identity) -> Sums:
-    """The checksums of a header that is just the wanted one; else Unusable. `size` is the file's."""
+def verify(text: bytes, size: int, places: Mapping[str, Section], identity: Identity) -> tuple[Sums, Reaches]:
+    """The checksums and reaches of a header that is just the wanted one; else Unusable. `size` is the file's."""
     try:
         found = json.loads(text)
         told = dict(found.pop("__metadata__"))
@@ -96,7 +102,7 @@ def verify(text: bytes, size: int, places: Mapping[str, Section], identity: Iden
     wanted = 8 + len(text) + max(place.end for place in places.values())
     if size != wanted:
         raise Unusable(f"it has {size} bytes, wanted are {wanted}")
-    return {name: _values(told, name, place.shape[0]) for name, place in places.items()}
+    return {name: _values(told, name, place.shape[0]) for name, place in places.items()}, _reaches(told)
 
 
 def _label(name: str) -> str:
@@ -115,3 +121,11 @@ def _values(told: Mapping[str, Any], name: str, experts: int) -> list[int]:
     if len(values) != experts:
         raise Unusable(f"{name} has {len(values)} checksums, wanted are {experts}")
     return values
+
+
+def _reaches(told: Mapping[str, Any]) -> Reaches:
+    try:
+        pairs = [pair.split(":") for pair in str(told.get(REACHES, "")).split()]
+        return {int(expert): float(reach) for expert, reach in pairs}
+    except ValueError as error:
+        raise Unusable(f"{REACHES} cannot be read: {error}") from error

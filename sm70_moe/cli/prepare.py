@@ -193,6 +193,7 @@ def one(
     """One rank's banks of one layer: kept if they are there and whole, else made and written."""
     from sm70_moe.kernels.protocol import Broken
     from sm70_moe.reading.source import CheckpointSource
+    from sm70_moe.runtime.making import told
     from sm70_moe.runtime.preparation import key_of, prepare_banks
 
     plan, source = jobs.plan(facts), CheckpointSource(jobs.checkpoint, layer, facts)
@@ -211,10 +212,11 @@ def one(
         report.kept.append(found.file.name)
     else:
         try:
-            cache.store(key, prepare_banks(plan, source, backend, "cpu", progress))
+            banks = prepare_banks(plan, source, backend, "cpu", progress)
+            cache.store(key, banks)
         except OSError as error:
             raise SettingsError(f"{found.file}: cannot be written: {error.strerror or error}") from error
         report.written.append(found.file.name)
-        for text in source.remarks:
+        for text in told(plan, banks, source):
             typer.echo(f"note: {text}", err=True)
     report.nbytes += found.file.stat().st_size

@@ -40,6 +40,11 @@ class Rows:
         words, zeros, scales = zip(*((one.words, one.zeros, one.scales) for one in several), strict=True)
         return cls(torch.stack(words), torch.stack(zeros), torch.stack(scales))
 
+    @property
+    def alone(self) -> Rows:
+        """One expert's matrix as that of several: views."""
+        return Rows(self.words.unsqueeze(0), self.zeros.unsqueeze(0), self.scales.unsqueeze(0))
+
     def of_expert(self, place: int) -> Rows:
         """One of several experts."""
         return Rows(self.words[place], self.zeros[place], self.scales[place])

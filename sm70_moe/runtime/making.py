@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
+from sm70_moe.banks.banks import Banks
 from sm70_moe.banks.cache import BankCache
+from sm70_moe.banks.reach import reach_text
 from sm70_moe.decision import obstacle_text
 from sm70_moe.kernels.protocol import Backend
 from sm70_moe.numbers.codes import WeightSource
 from sm70_moe.plan.memory import backend
 from sm70_moe.plan.plan import Plan
 from sm70_moe.reading.loading import Progress
+from sm70_moe.reading.offers import remarks
+from sm70_moe.reading.shard import split
 from sm70_moe.runtime.arena import Arena
 from sm70_moe.runtime.layer import Captured, MoELayer
 from sm70_moe.runtime.preparation import Prepared, Warn, cached_banks, prepare_banks
@@ -24,11 +28,23 @@ from sm70_moe.settings.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A layer that is ready; None where native routes `failed` their proof. `kept`: its banks were a file's."""
+    """A layer that is ready; None where native routes `failed` their proof. `kept`: its banks were a file's.
+
+    `remarks` are what is to be said of the weights' values, read now or when the banks were made.
+    """
 
     layer: MoELayer | None
     failed: tuple[Proof, ...] = ()
     kept: bool = False
+    remarks: tuple[str, ...] = ()
+
+
+def told(plan: Plan, banks: Banks, weights: WeightSource) -> tuple[str, ...]:
+    """What is to be said of a layer's weights: scales that became 0, sums of W2 that can leave FP16."""
+    facts = plan.admission.facts
+    first = split(facts.experts or 0, facts.expert_parallel or 1, facts.expert_rank or 0).start
+    reach = reach_text(banks.reaches, first) if facts.activations == "float16" else ""
+    return (*remarks(weights), *filter(None, [reach]))
 
 
 class Maker:
@@ -72,7 +88,7 @@ class Maker:
         proofs = self.prover.prove(plan, banks, weights, backends, space) if self.settings.proof else ()
         failed = tuple(proof for proof in proofs if not proof.ok)
         layer = None if failed else MoELayer(plan, banks, backends, captured, space)
-        return Made(layer, failed, prepared.file is not None)
+        return Made(layer, failed, prepared.file is not None, told(plan, banks, weights))
 
     def _banks(
         self, plan: Plan, weights: WeightSource, last: Backend, place: str, progress: Progress | None, distrust: str

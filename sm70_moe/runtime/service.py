@@ -132,7 +132,7 @@ class AdmissionService(Living):
         whatever is raised, it is left as it was. Raises AdmissionRefused also for a layer that no
         route can run, and what reading the weights raises.
         """
-        from sm70_moe.reading.offers import release, remarks
+        from sm70_moe.reading.offers import release
         from sm70_moe.runtime.making import Maker
 
         with self._lock:
@@ -141,7 +141,7 @@ class AdmissionService(Living):
         while plan.layout is not None and bank_shape(plan.admission) is not None:
             made = maker.make(plan, weights, device or facts.device or "cpu", self._captured, progress)
             if made.layer is not None:
-                for text in remarks(weights):
+                for text in made.remarks:
                     self._sinks.event("moe weights", layer=plan.layer, text=text)
                 release(weights)
                 with self._lock:

@@ -135,7 +135,7 @@ class Finding:
     @staticmethod
     def passed(check: str, observed: Plain = None) -> Finding:
         # nearly all findings of a model with 48 alike layers are the same few passes
-        plain = observed is None or isinstance(observed, str | int | float)
+        plain = observed is None or isinstance(observed, _CACHED)
         return _pass(check, observed) if plain else Finding(check, Status.PASS, observed=observed)
 
     @classmethod
@@ -169,6 +169,9 @@ class Finding:
         }
 
 
+_CACHED = (str, int, float)  # a union in its place would be made anew for every pass
+
+
 @lru_cache(maxsize=1024, typed=True)
 def _pass(check: str, observed: str | int | float | None) -> Finding:
     """One object for equal passes; `typed`, since True is not 1 to a reader."""
@@ -184,6 +187,9 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # flag 1 and something stopped it
     NOT_OURS = "not ours"  # the layer is not quantised: no flag speaks about it
     UNSUPPORTED = "unsupported"  # the last route, which has no flag, cannot run the layer either
+
+
+_ADMITTED = Outcome.ADMITTED  # reading a member through its class is slow, and this is asked most
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +209,7 @@ class Decision:
 
     @property
     def admitted(self) -> bool:
-        return self.outcome is Outcome.ADMITTED
+        return self.outcome is _ADMITTED
 
     @property
     def obstacles(self) -> tuple[Finding, ...]:

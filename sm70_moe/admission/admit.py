@@ -100,7 +100,7 @@ def admit(
         policy=policy,
         settings=settings,
         facts=facts,
-        decisions=(*(case.decisions[name] for name in case.reading_order()), *undeclared(case, others)),
+        decisions=(*(case.decisions[name] for name in policy.reading_order), *undeclared(case, others)),
         routes=routes,
         layout=layout,
         flags=case.flags,

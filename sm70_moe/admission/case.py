@@ -50,7 +50,9 @@ class Case:
         self.flags = settings.flags(policy)
         self.exclusion = settings.layer_exclusion(facts.index)
         self.layer = look_at(facts, settings.assume)
+        self.foreign = self.layer.foreign
         self.device_finding, self.device = layer_device(facts, machine)
+        self.architecture = self.device.architecture if self.device else None
         self.base = {finding.check: finding for finding in self.layer.base}
         self.contract = contract_findings(policy.contract, self.layer, self.device)
         self.decisions: dict[str, Decision] = {}
@@ -60,7 +62,7 @@ class Case:
 
     def decide(self) -> tuple[tuple[Route, ...], BankLayout | None]:
         """Decide everything; the routes that are left, and the one layout that all of them read."""
-        order = in_order_of_need(self.policy.features)
+        order = self.policy.order_of_need
         while True:
             self.decisions.clear()
             for route in self.policy.routes:  # first: a feature is worth nothing without a last resort
@@ -86,13 +88,13 @@ class Case:
             reason = Reason.FLAG_OFF_BY_DEFAULT if flag.source == "unset" else Reason.FLAG_OFF
             off = Finding.failed("flag", reason, "auto or 1", "off" if flag.source == "unset" else "0")
             return Decision(name, feature.kind, Outcome.OFF, (off,), flag.state.value, flag.source)
-        if self.layer.foreign:
+        if self.foreign:
             found = self.against_contract(feature.checks)
             return Decision(name, feature.kind, Outcome.NOT_OURS, found, flag.state.value, flag.source)
         findings = (
             *layer_list(feature, self.exclusion),
             *self.against_contract(feature.checks),
-            *(self.need(other) for other in feature.needs),
+            *[self.need(other) for other in feature.needs],
             *self.stands_in(feature, flag.state),
             *self.to_run(name, feature),
             *self.objections.get(name, ()),
@@ -121,8 +123,11 @@ class Case:
                 return (honoured,)
             return (honoured, *native_option(name, self.wanted(), self.device_finding, self.device, self.machine))
         if name not in self._run:  # what a machine has does not change while a layer is decided
-            routes = [route for route in self.policy.routes if route.feature == name]
-            self._run[name] = tuple(finding for route in routes for finding in self.route(route, feature.native))
+            found: list[Finding] = []
+            for route in self.policy.routes:
+                if route.feature == name:
+                    found += self.route(route, feature.native)
+            self._run[name] = tuple(found)
         return self._run[name]
 
     def wanted(self) -> Wanted:
@@ -136,8 +141,7 @@ class Case:
         return (*self.native(route.backend, native), *self.backend(route))
 
     def backend(self, route: Route) -> tuple[Finding, ...]:
-        architecture = self.device.architecture if self.device else None
-        ability, findings = backend_findings(route, self.layer, architecture, self.machine)
+        ability, findings = backend_findings(route, self.layer, self.architecture, self.machine)
         if ability is not None and route.backend in BUILT_IN and route.backend in SOURCES:
             ability = ability.for_layer(self.layer.facts.activations)
         self.abilities[route.backend] = ability
@@ -153,7 +157,7 @@ class Case:
         return (*found, *spot_findings(backend, self.layer.facts, self.machine)) if all_passed(found) else found
 
     def unflagged(self, route: Route) -> Decision:
-        if self.layer.foreign:
+        if self.foreign:
             return Decision(route.name, "route", Outcome.NOT_OURS, self.layer.base)
         if route.name not in self._run:
             self._run[route.name] = self.route(route)
@@ -164,7 +168,7 @@ class Case:
 
     def stands_in(self, feature: Feature, state: FlagState) -> tuple[Finding, ...]:
         """A `0` asks for the older route, not for another new one; an explicit `1` asks for this one."""
-        if state is FlagState.REQUIRE:
+        if not feature.unless_off or state is FlagState.REQUIRE:
             return ()
         off = (other for other in feature.unless_off if self.flags[other].state is FlagState.OFF)
         return tuple(Finding.failed(f"flag {other}", Reason.FLAG_OFF, "auto or 1", "0") for other in off)
@@ -201,27 +205,7 @@ class Case:
     def taken(self, route: Route) -> bool:
         return self.decisions[route.feature or route.name].admitted
 
-    def reading_order(self) -> tuple[str, ...]:
-        """Routes as they are tried, then layouts and options."""
-        routes = [route.feature or route.name for route in self.policy.routes]
-        return tuple(dict.fromkeys([*routes, *self.policy.features]))
-
 
 def all_passed(findings: tuple[Finding, ...]) -> bool:
     passed = Status.PASS  # a list and a local name: this is a tenth of an admission's time otherwise
     return not [finding for finding in findings if finding.status is not passed]
-
-
-def in_order_of_need(features: Mapping[str, Feature]) -> tuple[str, ...]:
-    """Feature names, each after those that it needs, options last; policy validation has excluded cycles."""
-    done: dict[str, None] = {}
-
-    def visit(name: str) -> None:
-        if name not in done:
-            for need in features[name].needs:
-                visit(need)
-            done[name] = None
-
-    for name in sorted(features, key=lambda name: features[name].kind == "option"):
-        visit(name)
-    return tuple(done)

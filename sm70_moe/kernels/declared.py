@@ -12,9 +12,13 @@ from functools import cache
 from math import lcm
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from sm70_moe.kernels.capability import Capability, Reads, Span
 from sm70_moe.layout import ORDERS, Metadata
+
+if TYPE_CHECKING:
+    from sm70_moe.kernels.build.manifest import Manifest
 
 BUILT_IN = frozenset({"decode", "grouped", "indexed", "legacy", "qpn"})
 """Names of the backends that come with the package."""
@@ -84,6 +88,14 @@ def declared(name: str) -> Capability | None:
 
 
 @cache
+def own_manifest(source: str) -> Manifest:
+    """What the package says of one of its own sources: read once, since several backends share most of them."""
+    from sm70_moe.kernels.build.manifest import load_manifest
+
+    return load_manifest(OWN / f"{source}.toml")
+
+
+@cache
 def capability(name: str, architecture: str | None = None) -> Capability | None:
     """The same with the sizes that the manifests of its sources accept, on an architecture (None: on any)."""
     found = declared(name)
@@ -91,9 +103,7 @@ def capability(name: str, architecture: str | None = None) -> Capability | None:
         return found
     if architecture is not None and int(architecture.removeprefix("sm_")) < BFLOAT16_FROM:
         found = replace(found, dtypes=found.dtypes - {"bfloat16"})
-    from sm70_moe.kernels.build.manifest import load_manifest
-
-    manifests = [load_manifest(OWN / f"{source}.toml") for source in SOURCES[name]]
+    manifests = [own_manifest(source) for source in SOURCES[name]]
     multiples: dict[str, int] = {}
     most: dict[str, int] = {}
     for manifest in manifests:

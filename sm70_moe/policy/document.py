@@ -84,6 +84,26 @@ class Policy(Frozen):
         return self.model_dump(mode="json", by_alias=True)
 
     @cached_property
+    def order_of_need(self) -> tuple[str, ...]:
+        """Feature names, each after those that it needs, options last; validation has excluded cycles."""
+        features, done = self.features, dict[str, None]()
+
+        def visit(name: str) -> None:
+            if name not in done:
+                for need in features[name].needs:
+                    visit(need)
+                done[name] = None
+
+        for name in sorted(features, key=lambda name: features[name].kind == "option"):
+            visit(name)
+        return tuple(done)
+
+    @cached_property
+    def reading_order(self) -> tuple[str, ...]:
+        """Routes as they are tried (a feature's by its name), then layouts and options."""
+        return tuple(dict.fromkeys([*(route.feature or route.name for route in self.routes), *self.features]))
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the content in hexadecimal: format, comments and the order of keys do not count."""
         content = json.dumps(self.record(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -76,6 +76,17 @@ def test_the_digest_ignores_form(base: str) -> None:
     assert (a.origin, b.origin) == ("a.toml", "b.toml")
 
 
+def test_a_changed_copy_has_a_digest_and_orders_of_its_own(base: str) -> None:
+    """What was worked out before it was copied speaks of the original's fields."""
+    policy = parse_policy(base, "a.toml")
+    before = policy.digest, policy.order_of_need, policy.reading_order
+    bare = policy.model_copy(update={"features": {}, "routes": policy.routes[-1:]})
+    assert bare.digest != before[0]
+    assert (bare.order_of_need, bare.reading_order) == ((), ("legacy",))
+    assert (policy.digest, policy.order_of_need, policy.reading_order) == before
+    assert policy.model_copy().digest == policy.digest
+
+
 def test_the_digest_is_pinned(base: str) -> None:
     """Ranks and records compare digests across versions: it changes with the schema, or with what a file means only."""
     assert parse_policy(base).digest == "7f27379bb37e27e6f2b3bac9e239c827ab08a270532139049a842d73120688ad"

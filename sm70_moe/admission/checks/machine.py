@@ -131,7 +131,7 @@ def backend_findings(
         wanted = f"kernels of backend {name!r} for {architecture or 'any device'}"
         missing = Finding.failed("backend", Reason.ARCH_MISSING, wanted, "none")
         return None, (missing, *own)
-    passed = () if any(f.check == "backend" for f in own) else (Finding.passed("backend", name),)
+    passed = () if own and any(f.check == "backend" for f in own) else (Finding.passed("backend", name),)
     return ability, (*passed, *own, *(fitting(route, ability, layer) if ability else ()))
 
 
@@ -146,7 +146,7 @@ def ability_of(backend: Backend, architecture: str | None) -> Capability | None:
 def objections(backend: Backend, layer: Layer) -> tuple[Finding, ...]:
     """What a backend itself says of a layer. Raises TypeError unless these are findings."""
     own = tuple(backend.check(layer.facts))
-    if not all(isinstance(finding, Finding) for finding in own):
+    if own and not all(isinstance(finding, Finding) for finding in own):
         raise TypeError(f"check() gave {own!r}; accepted are findings")
     if layer.shape is not None and layer.facts.top_k is not None:
         int(backend.workspace(layer.shape, layer.facts.top_k, 1))  # a plan asks it: one that raises is seen here

@@ -22,7 +22,7 @@ class Sink(Protocol):
 
     def event(self, name: str, level: str = "info", **fields: Plain) -> None:
         """Something else: "moe settings", "moe summary", "moe drift", "moe capture", "moe cache", "moe kernels",
-        "moe proof", "moe warm-up", "moe weights" or "moe sink".
+        "moe proof", "moe proven", "moe warm-up", "moe weights" or "moe sink".
         """
 
     def flush(self) -> None:

@@ -238,7 +238,10 @@ class AdmissionService(Living):
             return tuple(self._plans.values())
 
     def summary(self) -> Summary:
-        """Counts over all layers so far, refused ones too; told to the sinks if it is news."""
+        """Counts over all layers so far, refused ones too; told to the sinks if it is news, as are the proofs."""
+        proven = self._maker.prover.news() if self._maker else None
+        if proven is not None:
+            self._sinks.event("moe proven", "info", **proven)
         with self._lock:
             summary = Summary.of(self._plans.values(), self._refused.values())
             if self._told == summary:

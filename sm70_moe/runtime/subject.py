@@ -7,7 +7,7 @@ numpy operation, so there is one copy from the device and one judgement for all 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
@@ -74,6 +74,11 @@ class Trial:
     keys: tuple[tuple[int, object], ...] = ()
     error: str = ""
 
+    def only(self, key: tuple[int, object]) -> Trial:
+        """With this call alone, or with none."""
+        keys = tuple(own for own in self.keys if own == key)
+        return replace(self, tokens=tuple(count for count, _ in keys), keys=keys)
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -108,13 +113,20 @@ class Subject:
         on_device = torch.from_numpy(ids).to(banks.device)
         return cls(banks, made, experts, ids, on_device, inner, outer, columns, versions)
 
-    def prove(self, routes: Sequence[tuple[PlannedRoute, Backend]], space: Workspace | None) -> tuple[Verdict, ...]:
+    def prove(
+        self, routes: Sequence[tuple[PlannedRoute, Backend]], space: Workspace | None, turn: int | None = None
+    ) -> tuple[Verdict, ...]:
         """Run every version that the routes can reach, and judge it. What a kernel raises is its verdict's error.
 
-        Calls of several routes that launch the same kernels are made once.
+        Calls of several routes that launch the same kernels are made once. With a `turn` only one call is made,
+        another one each turn; the verdict of a route that does not launch its kernels has no tokens.
         """
         trials = [self._trial(*pair) for pair in routes]
         runs = {key: trial.backend for trial in reversed(trials) for key in trial.keys}
+        if turn is not None and runs:
+            only = list(runs)[turn % len(runs)]
+            runs = {only: runs[only]}
+            trials = [trial.only(only) for trial in trials]
         results = Results.empty(self, [tokens for tokens, _ in runs])
         parts = results.split(results.buffer)
         errors: dict[object, str] = {}
@@ -143,6 +155,8 @@ class Subject:
         error = trial.error or next((errors[key] for key in trial.keys if key in errors), lost)
         if error:
             return Verdict(trial.tokens, inf, inf, error)
+        if not trial.keys:
+            return Verdict((), 0.0, 0.0)
         w13, out = np.max([found[key] for key in trial.keys], axis=0)  # NaN among them stays NaN, and is not ok
         return Verdict(trial.tokens, float(w13), float(out))
 

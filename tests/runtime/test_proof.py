@@ -335,6 +335,57 @@ def test_every_version_is_tried() -> None:
     assert layer.plan.admission.decision("several").reasons == (Reason.PROOF_FAILED,)
 
 
+def alike(number: int) -> LayerFacts:
+    return facts_of(LAYER, layer=f"model.layers.{number}.mlp.experts", index=number)
+
+
+def test_layers_that_are_alike_are_tried_with_one_call_each_in_turn() -> None:
+    """The first one with every version; the record says so, once."""
+    service, fakes = service_of()
+    runs = []
+    with capture_logs() as events:
+        for number in range(5):
+            before = [len(fake.ran) for fake in fakes.values()]
+            service.layer(alike(number), replace(LAYER, seed=number), device="cpu")
+            runs.append([fake.ran[n:] for fake, n in zip(fakes.values(), before, strict=True)])
+        service.summary()
+        service.close()
+    assert runs == [[[1], [2, 8]], [[], [2]], [[], [8]], [[1], []], [[], [2]]]
+    (proven,) = [event for event in events if event["event"] == "moe proven"]
+    assert (proven["layers"], proven["whole"]) == (5, 1)
+    assert "4 that are alike" in proven["text"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_wrong_banks_of_a_later_layer_are_seen_whatever_its_turn(number: int) -> None:
+    """Every route is judged then: the banks are at fault, so that layer keeps none, and the others keep theirs."""
+    service, _ = service_of()
+    spoilt = {"now": False}
+    portable = service.machine.backends["legacy"]
+    assert not isinstance(portable, Broken)
+
+    def given(banks: Banks) -> Banks:
+        return other_layer(banks) if spoilt["now"] else banks
+
+    fakes = {name: Planted(name, portable, banks=given) for name in ("qpn", "grouped")}
+    backends = MappingProxyType({**service.machine.backends, **fakes})
+    service = AdmissionService(settings(), policy=POLICY, machine=replace(service.machine, backends=backends))
+    for index in range(5):
+        spoilt["now"] = index == number
+        routes = [route.name for route in service.layer(alike(index), LAYER, device="cpu").plan.routes]
+        assert routes == (["legacy"] if index == number else ["single", "several", "legacy"])
+
+
+def test_a_layer_of_another_kind_is_tried_with_every_version() -> None:
+    """Other sizes, or other routes, are another plan."""
+    service, fakes = service_of()
+    service.layer(alike(0), LAYER, device="cpu")
+    wide = replace(LAYER, intermediate=128)
+    service.layer(facts_of(wide, layer="model.layers.7.mlp.experts", index=7), wide, device="cpu")
+    assert fakes["grouped"].ran == [2, 8, 2, 8]
+    assert fakes["qpn"].ran == [1, 1]
+
+
 def test_a_route_that_failed_once_never_comes_back() -> None:
     """The second plan fails with another route; the first one's finding holds on."""
     runs: list[int] = []

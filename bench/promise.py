@@ -42,7 +42,11 @@ DEVICE, EXPERTS, ROWS = "cuda:0", 16, 4
 """Few experts: kernels are not specialised for their number, and the FP64 reference decodes each of them."""
 
 FLAGS = ("qpn_m1", "grouped_decode", "indexed_prefill", "legacy_single_token", "batched_banks", "compact_metadata")
+NEWER = ("native_decode", "grouped_batch", "native_prefill")
+"""Their combinations are tried with the six unset."""
+
 STATES: tuple[str | None, ...] = (None, "0", "1")
+TOKENS = (1, 2, 8, 9, 127, 128)
 
 
 class Kept(SyntheticLayer):
@@ -70,13 +74,19 @@ def combinations(machine: Any) -> Iterator[tuple[str, dict[str, str], Plan | str
     """Each kind of metadata and each combination of flags, with its plan or why it is refused."""
     for metadata in ("4-byte", "3-byte", "2.5-byte"):
         policy = policy_of(metadata)
-        for states in product(STATES, repeat=len(FLAGS)):
-            flags = {name: state for name, state in zip(FLAGS, states, strict=True) if state is not None}
+        for names, states in (*((FLAGS, s) for s in product(STATES, repeat=len(FLAGS))), *newer()):
+            flags = {name: state for name, state in zip(names, states, strict=True) if state is not None}
             if metadata == "4-byte":
                 flags["compact_metadata"] = "0"
             admission = admit(policy, settings(flags), facts_of(policy), machine)
             refused = ", ".join(f"{d.feature} {'/'.join(r.name for r in d.reasons)}" for d in admission.refused)
             yield metadata, flags, refused or Plan(admission)
+
+
+def newer() -> Iterator[tuple[tuple[str, ...], tuple[str | None, ...]]]:
+    for states in product(STATES, repeat=len(NEWER)):
+        if any(states):  # all unset stands among the six's
+            yield NEWER, states
 
 
 def facts_of(policy: Policy, index: int = 0) -> Any:
@@ -101,12 +111,12 @@ def every_combination(machine: Any, source: Kept) -> dict[str, Any]:
 
 
 def judge(plan: Plan, source: Kept) -> Iterator[dict[str, Any]]:
-    """Every route that 1, 2, 8 and 9 tokens may take, against FP64."""
+    """Every route that calls of `TOKENS` may take, against FP64; of long ones four rows."""
     assert plan.layout is not None
     shape = bank_shape(plan.admission)
     assert shape is not None
     banks, top_k = prepare(source, plan.layout, shape, DEVICE), plan.admission.facts.top_k or 1
-    for tokens in (1, 2, 8, 9):
+    for tokens in TOKENS:
         call = Inputs.random(tokens, top_k, hidden=shape.hidden, experts=EXPERTS, seed=tokens, device=DEVICE)
         for route in plan.reachable(tokens):
             runs = backend(plan.admission, route.backend)
@@ -172,10 +182,33 @@ def proofs(plan: Plan, source: Kept) -> dict[str, Any]:
     good, prover = prepare(source, plan.layout, bank_shape(plan.admission), DEVICE), Prover()  # type: ignore[arg-type]
     for index in range(48):  # codes are made and kept by the first round
         prover.prove(with_index(plan, index), good, source, backends, space)
-    timed = Prover(_inputs=prover._inputs)
+    timed, whole = Prover(_inputs=prover._inputs), 0.0
     for index in range(48):
         timed.prove(with_index(plan, index), good, source, backends, space)
-    return {"faults": found, "milliseconds a layer": timed.seconds / 48 * 1e3}
+        first = Prover(_inputs=prover._inputs, _versions=timed._versions)
+        first.prove(with_index(plan, index), good, source, backends, space)
+        whole += first.seconds
+    later = [
+        name for name, banks in faults(plan, source) if not caught_later(plan, banks, good, source, backends, space)
+    ]
+    return {
+        "faults": found,
+        "not caught on a layer that is alike": later,
+        "milliseconds a layer": timed.seconds / 48 * 1e3,
+        "with every version": whole / 48 * 1e3,
+        "told": timed.news(),
+    }
+
+
+def caught_later(plan: Plan, banks: Banks, good: Banks, source: Kept, backends: dict[str, Any], space: Arena) -> bool:
+    """Is this bank found out at every turn, on a layer like one that was right?"""
+    for turn in range(6):
+        prover = Prover()
+        for index in range(1 + turn):
+            assert all(proof.ok for proof in prover.prove(with_index(plan, index), good, source, backends, space))
+        if all(proof.ok for proof in prover.prove(with_index(plan, 1 + turn), banks, source, backends, space)):
+            return False
+    return True
 
 
 def with_index(plan: Plan, index: int) -> Plan:
@@ -295,7 +328,7 @@ def main(out: Path, seconds: float) -> None:
     if isinstance(report.get("proofs"), dict):
         for name, rows in report["proofs"]["faults"].items():
             print(name, [(r["route"], r["w13"], r["out"], r["error"][:60]) for r in rows])
-        print(report["proofs"]["milliseconds a layer"], "ms a layer")
+        print({name: value for name, value in report["proofs"].items() if name != "faults"})
 
 
 if __name__ == "__main__":

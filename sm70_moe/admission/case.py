@@ -8,6 +8,7 @@ is decided again, until nothing is left to object to.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sm70_moe.admission.checks.contract import contract_findings
 from sm70_moe.admission.checks.layer import look_at
@@ -120,7 +121,7 @@ class Case:
             backends = tuple(dict.fromkeys(route.backend for route in self.policy.routes))
             honoured = option_finding(name, backends, self.machine)
             if not feature.native:
-                return (honoured,)
+                return (honoured, *self.honoured(name, honoured))
             return (honoured, *native_option(name, self.wanted(), self.device_finding, self.device, self.machine))
         if name not in self._run:  # what a machine has does not change while a layer is decided
             found: list[Finding] = []
@@ -129,6 +130,14 @@ class Case:
                     found += self.route(route, feature.native)
             self._run[name] = tuple(found)
         return self._run[name]
+
+    def honoured(self, option: str, found: Finding) -> tuple[Finding, ...]:
+        """An option of a backend that runs none of the layer's routes would do nothing."""
+        if found.status is not Status.PASS:
+            return ()
+        backends = tuple(dict.fromkeys(route.backend for route in self.admitted_routes()))
+        admitted = option_finding(option, backends, self.machine)
+        return () if admitted.status is Status.PASS else (replace(admitted, check="option of an admitted route"),)
 
     def wanted(self) -> Wanted:
         """Sizes and layout of the layer's banks, as far as they are decided; options are decided last."""

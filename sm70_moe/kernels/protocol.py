@@ -6,7 +6,7 @@ on machines that have no torch.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -93,6 +93,23 @@ class Versioned(Protocol):
 
     def version(self, banks: Banks, top_k: int, tokens: int) -> object:
         """Equal for calls that launch the same kernels: a proof tries each once."""
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """A backend that can launch a call in several ways ("tactics"), all with the same bits."""
+
+    def tactics(self, banks: Banks, top_k: int, tokens: int, dtype: str) -> tuple[str, ...]:
+        """What calls of up to `tokens` may be run by, the one that is no choice first."""
+
+    def timed(self, banks: Banks, call: Call, tactic: str, space: Workspace | None) -> float:
+        """Microseconds of a call on its device, measured now; its output is written.
+
+        Raises BackendError for a tactic that cannot be launched.
+        """
+
+    def take(self, banks: Banks, top_k: int, chosen: Mapping[int, str]) -> None:
+        """Run the layer's calls by these tactics from now on: by the largest number of tokens of each bucket."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sm70_moe.admission.admit import Admission
 from sm70_moe.decision import Decision, Plain
 from sm70_moe.facts import CallFacts
 from sm70_moe.kernels.build.images import Choice
 from sm70_moe.kernels.declared import BUILT_IN
+from sm70_moe.kernels.native.tactics import below
 from sm70_moe.kernels.protocol import Broken
 from sm70_moe.layout import BankLayout
 from sm70_moe.living import LivingValue
@@ -27,15 +28,20 @@ from sm70_moe.policy import Route
 
 DIGEST_VERSION = 2
 
+Tactics = tuple[tuple[int, str], ...]
+"""`Choice.tactics`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan(LivingValue):
     """The frozen result of an admission.
 
-    `routes` are tried in order; the last one takes any call. An unsupported layer has none.
+    `routes` are tried in order; the last one takes any call. An unsupported layer has none. `tactics` are what
+    tuning chose, by backend: the largest number of tokens of a bucket, and how its calls are run.
     """
 
     admission: Admission
+    tactics: Mapping[str, Tactics] = field(default_factory=dict)
     routes: tuple[PlannedRoute, ...] = field(init=False)
     memory: Memory | None = field(init=False)
     digest: str = field(init=False)
@@ -44,7 +50,7 @@ class Plan(LivingValue):
 
     def __post_init__(self) -> None:
         fix = object.__setattr__  # the only way to derive fields of a frozen dataclass
-        fix(self, "routes", planned(self.admission))
+        fix(self, "routes", planned(self.admission, self.tactics))
         fix(self, "memory", memory_of(self.admission))
         first, by_start = token_table(self.routes)
         fix(self, "_first", first)
@@ -112,8 +118,8 @@ class Plan(LivingValue):
         }
 
 
-def planned(admission: Admission) -> tuple[PlannedRoute, ...]:
-    """The admitted routes, each with the version of its kernels."""
+def planned(admission: Admission, tactics: Mapping[str, Tactics]) -> tuple[PlannedRoute, ...]:
+    """The admitted routes, each with the version of its kernels and how they are launched."""
     build, sizes, layer = admission.machine.build, sizes_of(admission), layer_of(admission)
 
     def of(route: Route) -> PlannedRoute:
@@ -121,9 +127,18 @@ def planned(admission: Admission) -> tuple[PlannedRoute, ...]:
         assert not isinstance(backend, Broken)  # an admitted route's backend has loaded
         ours = build is not None and backend.native and route.backend in BUILT_IN
         choice = build.choice(route.backend, sizes, layer) if build is not None and ours else Choice()
+        if tuned := tuple(within(route, tactics.get(route.backend, ()))):
+            choice = replace(choice, tactics=tuned)
         return PlannedRoute(route, choice, admission.abilities.get(route.backend))
 
     return tuple(map(of, admission.routes))
+
+
+def within(route: Route, tactics: Tactics) -> Iterator[tuple[int, str]]:
+    """Those of buckets in which the route has calls."""
+    for bucket, tactic in tactics:
+        if route.tokens.first <= bucket and (route.tokens.last is None or below(bucket) < route.tokens.last):
+            yield bucket, tactic
 
 
 def token_table(routes: tuple[PlannedRoute, ...]) -> tuple[tuple[int, ...], tuple[tuple[PlannedRoute, ...], ...]]:

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from sm70_moe.record.sink import Sink, Sinks
 from sm70_moe.runtime.kernels import Kernels, SecondTry
 from sm70_moe.runtime.refusal import refusal
 from sm70_moe.runtime.summary import Summary
+from sm70_moe.runtime.wants import wants_native, wants_tuning
 from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from sm70_moe.runtime.layer import MoELayer
     from sm70_moe.runtime.making import Maker
     from sm70_moe.runtime.proof import Proof
+    from sm70_moe.runtime.tuning import Tuned
     from sm70_moe.runtime.warming import Warmed
 
 
@@ -73,7 +76,7 @@ class AdmissionService(Living):
         self._lock = threading.Lock()
         self._plans: dict[str, Plan] = {}
         self._refused: dict[str, Admission] = {}
-        self._closed = False
+        self._closed = self._tuned = False
         self._told: Summary | None = None
         self._maker: Maker | None = None
         self._layers: weakref.WeakValueDictionary[str, MoELayer] = weakref.WeakValueDictionary()
@@ -136,7 +139,7 @@ class AdmissionService(Living):
         from sm70_moe.runtime.making import Maker
 
         with self._lock:
-            maker = self._maker = self._maker or Maker(self.settings, self._cache_warning)
+            maker = self._maker = self._maker or Maker(self.settings, partial(self._file_warning, "moe cache"))
         plan, second = self.admit(facts), SecondTry(self._kernels)
         while plan.layout is not None and bank_shape(plan.admission) is not None:
             made = maker.make(plan, weights, device or facts.device or "cpu", self._captured, progress)
@@ -222,6 +225,24 @@ class AdmissionService(Living):
         if not known:
             self._sinks.event("moe capture", layer=plan.layer, tokens=tokens, route=route, plan=plan.digest)
 
+    def tune(self, group: dist.ProcessGroup | None = None, *, seconds: float = SECONDS) -> tuple[Tuned, ...]:
+        """Choose how living layers launch their batches, where plans ask for it, before `close()`: `tuning.tune`.
+
+        Raises Sm70MoeError once plans are frozen, by `close()` or a capture, and what `tuning.tune` raises.
+        """
+        from sm70_moe.runtime.tuning import tune
+
+        with self._lock:
+            if self._closed:
+                raise Sm70MoeError("tuning: admission is closed, plans are frozen")
+            self._tuned, layers = True, list(self._layers.values())
+        tuned = tune(layers, self.settings.kernel_cache, partial(self._file_warning, "moe tuning"), group, seconds)
+        with self._lock:
+            self._plans.update({layer.plan.layer: layer.plan for layer in layers})
+        for one in tuned:
+            self._sinks.event("moe tuning", "warning" if one.left_out else "info", **one.record())
+        return tuned
+
     def warm_up(self, tokens: Iterable[int]) -> tuple[Warmed, ...]:
         """Run every living layer once for each of these token counts, as its plan runs them: `warming.warm_up`."""
         from sm70_moe.runtime.warming import warm_up
@@ -274,6 +295,8 @@ class AdmissionService(Living):
         with self._lock:
             self._closed = True
         summary = self.summary()
+        if not self._tuned and any(map(wants_tuning, self.plans())):
+            self._sinks.event("moe tuning", "warning", text="asked for, but AdmissionService.tune was not called")
         self._sinks.flush()
         self._refuse_unmet()
         changed = [f for f in self.drift() if f.status is Status.FAIL]
@@ -291,12 +314,12 @@ class AdmissionService(Living):
         if kind is None:
             self.close()
 
-    def _cache_warning(self, file: Path, text: str) -> None:
+    def _file_warning(self, event: str, file: Path, text: str) -> None:
         with self._lock:
             told = (file, text) in self._warned
             self._warned.add((file, text))
         if not told:
-            self._sinks.event("moe cache", "warning", file=str(file), text=f"{file}: {text}")
+            self._sinks.event(event, "warning", file=str(file), text=f"{file}: {text}")
 
     def _refuse_unmet(self) -> None:
         required: dict[str, list[tuple[Plan, Decision]]] = {}
@@ -327,18 +350,3 @@ class AdmissionService(Living):
             machine = probe(native=machine.build_looked_up, kernels=self.settings.kernels, backends=machine.backends)
         environment = os.environ if self._from_environment else self.settings
         return Present(environment, {path: digest_now(path) for path in self._files}, machine)
-
-
-def wants_native(policies: Iterable[Policy], settings: Settings) -> bool:
-    """Is any native feature not switched off? With `0` the build is not even looked up."""
-    return any(wanted for policy in policies for wanted in native_features(policy, settings))
-
-
-def native_features(policy: Policy, settings: Settings) -> Iterator[bool]:
-    """For each native feature: may it be admitted? One that is unset does not step in for what is switched off."""
-    flags = settings.flags(policy)
-    for name, feature in policy.features.items():
-        if feature.native:
-            off = any(flags[other].state is FlagState.OFF for other in feature.unless_off)
-            state = flags[name].state
-            yield state is FlagState.REQUIRE or (state is FlagState.AUTO and not off)

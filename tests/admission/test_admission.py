@@ -205,8 +205,11 @@ def test_admit_the_rest_does_not_excuse_a_flag() -> None:
 
 
 def test_option_without_a_backend_that_has_it() -> None:
-    """Asking for tuning, which no backend does, fails closed."""
-    decision = first({"tune_small_shapes": "1"}).decision("tune_small_shapes")
+    """Asking for tuning where no admitted route can be tuned fails closed."""
+    admitted = first({"tune_small_shapes": "1"}).decision("tune_small_shapes")
+    assert admitted.outcome is Outcome.ADMITTED
+    machine = fake_machine(build="missing")
+    decision = first({"tune_small_shapes": "1"}, machine=machine).decision("tune_small_shapes")
     assert (decision.outcome, decision.reasons) == (Outcome.REFUSED, (Reason.OPTION_UNSUPPORTED,))
 
 

@@ -23,7 +23,7 @@ from sm70_moe.plan.memory import backend
 from sm70_moe.plan.plan import Plan, compare_plans
 from sm70_moe.policy import Policy, load_policy, shipped_policies
 from sm70_moe.record.explanation import explain
-from sm70_moe.runtime.service import wants_native
+from sm70_moe.runtime.wants import wants_native
 from sm70_moe.settings.settings import Settings
 from sm70_moe.testing import fake_build, fake_machine, settings
 

@@ -4,7 +4,8 @@ Scenarios, joined by commas, run one after the other in one group: same; flag (r
 flag); build (rank 3 has no native build); require (rank 1 requires what rank 3 has not); strict (the
 policy raises); wide (48 layers, a required flag on rank 2, no build on rank 3); refuses (rank 1 refuses
 a layer); agrees (as refuses, but rank 1 catches that and asks to agree all the same); breaks (rank 1
-fails otherwise). By themselves: dies (rank 1 leaves, rank 3 comes last); late (rank 1 sleeps).
+fails otherwise); tunes (rank 0 chooses how batches are launched), lacks (rank 2 cannot run that), stops (rank 0
+fails while it measures). By themselves: dies (rank 1 leaves, rank 3 comes last); late (rank 1 sleeps).
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def outcome(scenario: str, rank: int) -> dict[str, object]:
     start = time.monotonic()
     found: dict[str, object] = {}
     try:
+        if scenario in ("tunes", "lacks", "stops"):
+            return {**found, "table": tuned(scenario, rank)}
         service = admitted(scenario, rank)
         found["routes"] = [[route.name for route in plan.routes] for plan in service.plans()]
         findings = (f for plan in service.plans() for decision in plan.decisions for f in decision.findings)
@@ -74,6 +77,20 @@ def admitted(scenario: str, rank: int) -> AdmissionService:
     if scenario == "agrees":
         service.agree(seconds=patience(scenario))
     return service
+
+
+def tuned(scenario: str, rank: int) -> object:
+    """Rank 0's choice, on every rank."""
+    import sm70_moe.runtime.tuning as tuning
+
+    def mine() -> tuning.Table:
+        assert rank == 0, "only rank 0 measures"
+        if scenario == "stops":
+            1 / 0  # noqa: B018 - whatever goes wrong there
+        return {"layer": {"indexed": {16: "t16.2x1.4x1"}}}
+
+    lack = "no 't16.2x1.4x1'" if (scenario, rank) == ("lacks", 2) else ""
+    return tuning.together(mine, lambda table: lack, None, patience(scenario))
 
 
 def operator(scenario: str, rank: int) -> Settings:

@@ -16,7 +16,20 @@ BATCHES = ["grouped_batch", "indexed_prefill", "native_prefill"]
 NATIVE = ["qpn_m1", "grouped_decode", "native_decode", "legacy_single_token", *BATCHES, "legacy"]
 
 
-TOGETHER = ("same", "flag", "build", "strict", "require", "wide", "refuses", "agrees", "breaks")
+TOGETHER = (
+    "same",
+    "flag",
+    "build",
+    "strict",
+    "require",
+    "wide",
+    "refuses",
+    "agrees",
+    "breaks",
+    "tunes",
+    "lacks",
+    "stops",
+)
 """Scenarios after which the group goes on: one start for all of them."""
 
 Came = dict[int, dict[str, Any]]
@@ -129,6 +142,17 @@ def test_a_rank_that_breaks_says_so_to_the_others(came: dict[str, Came]) -> None
     found = came["breaks"]
     assert (found[1]["error"], found[1]["text"]) == ("ZeroDivisionError", "division by zero")
     assert {found[rank]["text"] for rank in (0, 2, 3)} == {"rank 1 refused: ZeroDivisionError: division by zero"}
+
+
+def test_all_ranks_are_tuned_as_rank_0_chose(came: dict[str, Came]) -> None:
+    """Only rank 0 measures; one that cannot run its choice stops all, and so does what goes wrong on rank 0."""
+    table = {"layer": {"indexed": {"16": "t16.2x1.4x1"}}}
+    assert [one.get("table") for _, one in sorted(came["tunes"].items())] == [table] * 4
+    lacking = {(one["error"], one["text"]) for one in came["lacks"].values()}
+    assert lacking == {("RankDisagreement", "tuning: rank 2: no 't16.2x1.4x1'")}
+    assert came["stops"][0]["error"] == "ZeroDivisionError"
+    others = {(came["stops"][rank]["error"], came["stops"][rank]["text"]) for rank in (1, 2, 3)}
+    assert others == {("RankDisagreement", "tuning: rank 0 stopped: ZeroDivisionError: division by zero")}
 
 
 def test_a_rank_that_is_gone_is_named_at_once(tmp_path: Path) -> None:

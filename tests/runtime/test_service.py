@@ -16,7 +16,8 @@ from sm70_moe.machine import probe as machine_module
 from sm70_moe.plan.agreement import Lack, without
 from sm70_moe.plan.speed import slow_tokens
 from sm70_moe.policy import load_policy, parse_policy, policies_folder, shipped_policies
-from sm70_moe.runtime.service import AdmissionService, wants_native
+from sm70_moe.runtime.service import AdmissionService
+from sm70_moe.runtime.wants import wants_native
 from sm70_moe.settings.settings import Settings
 from sm70_moe.testing import contract_facts, fake_machine, settings
 
@@ -323,7 +324,7 @@ def test_what_was_told_is_not_told_again() -> None:
                 service.admit(facts(checkpoint_group=group))
         plan = service.admit(facts(1))
         for _ in range(3):
-            service._cache_warning(Path("bank"), "not used")
+            service._file_warning("moe cache", Path("bank"), "not used")
             service._captured(plan, 1, "qpn_m1")
             service.summary()
     refused = [event for event in told(events, "moe decision") if event["outcome"] == "refused"]

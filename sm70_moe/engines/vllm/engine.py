@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from sm70_moe.facts import LayerFacts
 from sm70_moe.plan.plan import Plan
 from sm70_moe.runtime.layer import MoELayer
 from sm70_moe.runtime.service import AdmissionService
+from sm70_moe.runtime.wants import wants_tuning
 
 PLANS = f"{SECTION}.plans"
 """Key of `additional_config` under which the plans' digest stands, once they are agreed."""
@@ -44,6 +45,8 @@ class Engine:
         types = read_model_types(self.service.settings.model_types)
         self.model = describe(Fields(Path("config.json"), host.model_config.hf_config.to_dict()), types)
         self._waiting: dict[str, Plan] = {}
+        self._ours: set[str] = set()
+        self.methods: list[Any] = []  # those with a layer
         self._deciding = ExitStack()
         self._shared = rank_group() is not None
         if self._shared:
@@ -69,6 +72,7 @@ class Engine:
     def expect(self, plan: Plan) -> None:
         """The layer will be prepared by us."""
         self._waiting[plan.layer] = plan
+        self._ours.add(plan.layer)
 
     def prepare(self, layer: str, source: ArrivedSource, device: str) -> MoELayer:
         """Agree with the other ranks, the first time, and make the layer's banks.
@@ -100,8 +104,17 @@ class Engine:
     def _end(self) -> None:
         """Close admission when no layer waits any more; raises what `AdmissionService.close` raises."""
         if not self._waiting and not self.closed:
+            self._tune()
             self.service.close()
             self.closed = True
+
+    def _tune(self) -> None:
+        """Where it is asked for, with the ranks that share layers; nothing was compiled yet for the plans before."""
+        if any(map(wants_tuning, self.service.plans())):
+            self.service.tune(symbol("get_tp_group")().cpu_group)
+            for method in self.methods:
+                method.digest = method.experts.plan.digest
+            self._note_plans({plan.layer: plan for plan in self.service.plans() if plan.layer in self._ours})
 
     def agree(self) -> None:
         """Agree with the other ranks, once: when the first tensor comes, since all layers are built then.
@@ -115,14 +128,14 @@ class Engine:
         if self._shared:
             agreed = {plan.layer: plan for plan in self.service.plans()}
             self._waiting = {layer: agreed[layer] for layer in self._waiting}
-        self._note_plans()
+        self._note_plans(self._waiting)
 
-    def _note_plans(self) -> None:
+    def _note_plans(self, plans: Mapping[str, Plan]) -> None:
         """Put the plans into what vLLM makes its compile cache's key of.
 
         Compiled graphs hold plan digests; without this a cache from before a flag changed would fit.
         """
-        digests = "".join(plan.digest for _, plan in sorted(self._waiting.items()))
+        digests = "".join(plan.digest for _, plan in sorted(plans.items()))
         additional = self.host.additional_config
         if isinstance(additional, dict):
             additional[PLANS] = hashlib.sha256(digests.encode()).hexdigest()

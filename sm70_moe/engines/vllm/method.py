@@ -102,6 +102,7 @@ class ExpertsMethod(symbol("FusedMoEMethodBase")):  # type: ignore[misc]  # vLLM
         for name, _, _ in self._parameters():
             delattr(layer, name)
         self.digest, self.handle = self.experts.plan.digest, operator.register(self.experts, self.plan.layer)
+        self.engine.methods.append(self)
 
     def get_fused_moe_quant_config(self, layer: Any) -> Any:
         """A constant: None would be asked for again at every forward, which compilers trace."""

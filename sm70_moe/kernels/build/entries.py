@@ -41,7 +41,7 @@ class Found:
     ignored: str = ""
 
 
-class _Unfit(Exception):
+class Unfit(Exception):
     """A file or folder that is not used, and why."""
 
 
@@ -73,7 +73,7 @@ class Entries:
             check_owner(os.stat(self.folder), "folder")
         except FileNotFoundError:
             return ""
-        except _Unfit as error:
+        except Unfit as error:
             return str(error)
         except OSError as error:
             return f"cannot be read: {error.strerror or error}"
@@ -85,7 +85,7 @@ class Entries:
             return Found(cubin_of(key, read(self.path(key))))
         except FileNotFoundError:
             return Found(None)
-        except _Unfit as error:
+        except Unfit as error:
             return Found(None, str(error))
         except OSError as error:
             return Found(None, f"cannot be read: {error.strerror or error}")
@@ -136,42 +136,42 @@ def default_folder(environment: Mapping[str, str]) -> Path | None:
 
 
 def read(path: Path) -> bytes:
-    """A file's bytes, if it is a regular one of ours. Raises OSError and _Unfit."""
+    """A file's bytes, if it is a regular one of ours. Raises OSError and Unfit."""
     if path.is_symlink():
-        raise _Unfit("a link leads to it")
+        raise Unfit("a link leads to it")
     # a pipe that somebody put there must not stop us
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(os.open(path, flags), "rb") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):
-            raise _Unfit("is no regular file")
+            raise Unfit("is no regular file")
         check_owner(state, "file")
         content = file.read(MOST + 1)
     if len(content) > MOST:
-        raise _Unfit(f"is larger than {MOST} bytes")
+        raise Unfit(f"is larger than {MOST} bytes")
     return content
 
 
 def check_owner(state: os.stat_result, what: str) -> None:
-    """Only this user and root may be able to change what is loaded into the driver. Raises _Unfit."""
+    """Only this user and root may be able to change what is loaded into the driver. Raises Unfit."""
     if not hasattr(os, "geteuid"):
         return
     if state.st_uid not in (0, os.geteuid()):
-        raise _Unfit(f"the {what} belongs to user {state.st_uid}, accepted are {os.geteuid()} and 0")
+        raise Unfit(f"the {what} belongs to user {state.st_uid}, accepted are {os.geteuid()} and 0")
     if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _Unfit(f"the {what} may be written by others: mode {stat.S_IMODE(state.st_mode):o}")
+        raise Unfit(f"the {what} may be written by others: mode {stat.S_IMODE(state.st_mode):o}")
 
 
 def cubin_of(key: str, whole: bytes) -> bytes:
-    """A file's cubin. Raises _Unfit for another key, and for bytes that are not those that were written."""
+    """A file's cubin. Raises Unfit for another key, and for bytes that are not those that were written."""
     start = len(MAGIC) + 2 * (HEX + 1)
     if not whole.startswith(MAGIC) or len(whole) <= start:
-        raise _Unfit("is broken or of another kind")
+        raise Unfit("is broken or of another kind")
     named, told = whole[len(MAGIC) : start].decode(errors="replace").split("\n")[:2]
     if named != key:
-        raise _Unfit(f"holds {named[:16]}, expected {key[:16]}")
+        raise Unfit(f"holds {named[:16]}, expected {key[:16]}")
     if digest(whole[start:]) != told:
-        raise _Unfit(f"has digest {digest(whole[start:])[:16]}, written was {told[:16]}")
+        raise Unfit(f"has digest {digest(whole[start:])[:16]}, written was {told[:16]}")
     return whole[start:]
 
 

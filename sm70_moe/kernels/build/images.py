@@ -69,14 +69,17 @@ class Images(Protocol):
 class Choice:
     """What a planned route launches: kernels made for these sizes or for any, and of which build.
 
-    Empty for a backend without machine code of ours. A tuned tactic would stand here too.
+    Empty for a backend without machine code of ours. `tactics` were chosen by tuning: the largest number of tokens
+    of a bucket, and how its calls are run.
     """
 
     version: str = ""
     images: str = ""
+    tactics: tuple[tuple[int, str], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.version} {self.images[:16]}" if self.version else ""
+        tuned = "tuned " + ",".join(f"{bucket}:{tactic}" for bucket, tactic in self.tactics) if self.tactics else ""
+        return " ".join(filter(None, (self.version, self.images[:16], tuned)))
 
 
 SPECIALISED, RUN_TIME = "specialised", "run-time"

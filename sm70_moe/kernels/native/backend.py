@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,6 +119,18 @@ class NativeBackend:
         launcher = self.launcher(str(banks.device))
         case = Case(banks.shape, banks.layout, top_k, tokens, launcher.architecture, self._may_depend(launcher))
         return tuple((step.source, step.kernel) for step in self._require_route().steps(case))
+
+    def tactics(self, banks: Banks, top_k: int, tokens: int, dtype: str) -> tuple[str, ...]:
+        """What calls of up to `tokens` may be run by, the rule first; nothing where there is no choice."""
+        return self._bind(banks).offered(tokens, top_k, dtype)
+
+    def timed(self, banks: Banks, call: Call, tactic: str, space: Workspace | None) -> float:
+        """Microseconds of a call by a tactic; see `Tunable.timed`."""
+        return self._bind(banks).timed(call, tactic, space)
+
+    def take(self, banks: Banks, top_k: int, chosen: Mapping[int, str]) -> None:
+        """Run calls by these tactics from now on; see `Tunable.take`."""
+        self._bind(banks).take(top_k, chosen)
 
     def run(self, banks: Banks, call: Call, space: Workspace | None = None) -> None:
         """Write the layer's output on torch's current stream; see `Backend.run`.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -12,9 +13,11 @@ from sm70_moe.errors import BackendError
 from sm70_moe.kernels.arguments import bank_tensors, check_call, inputs_of, outputs_of
 from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.declared import ALIGNMENT
-from sm70_moe.kernels.native.case import Case
+from sm70_moe.kernels.native.case import RULE, Case
 from sm70_moe.kernels.native.launch import Launcher, Program
 from sm70_moe.kernels.native.steps import CALL, SCRATCH, Route, bank_arguments, numbers
+from sm70_moe.kernels.native.stopwatch import microseconds
+from sm70_moe.kernels.native.tactics import bucket_of
 from sm70_moe.kernels.protocol import Workspace
 
 HALF, WORD = 2, 4
@@ -53,6 +56,7 @@ class Bound:
         if route.scratch and self.scratch.is_cuda and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(banks.device).synchronize()  # the first call may be on another stream
         self.programs: dict[tuple[int, int, torch.dtype], Program] = {}
+        self.tactics: dict[int, str] = {}  # by the largest number of tokens of a bucket
         self.dtypes = frozenset(getattr(torch, name) for name in route.runs.dtypes)
         self.varying = (*CALL, SCRATCH) if route.pieces else CALL
         self.stream = current_stream(banks.device)
@@ -70,8 +74,31 @@ class Bound:
                 self.launcher.holds(s, case.geometry.record()) for s in self.route.steps(case)
             ):
                 continue
-            for tokens in self.route.planned(self.shape, top_k):
+            for tokens in (*self.route.planned(self.shape, top_k), *self.tactics):
                 self._program(tokens, top_k, getattr(torch, dtype))
+
+    def offered(self, tokens: int, top_k: int, dtype: str) -> tuple[str, ...]:
+        """The tactics of a bucket, by its largest number of tokens."""
+        if self.route.tactics is None or tokens > self.route.most(self.shape, top_k):
+            return ()
+        return self.route.tactics(self._case(tokens, top_k, dtype))
+
+    def timed(self, call: Call, tactic: str, space: Workspace | None) -> float:
+        """Microseconds of a call by a tactic, of some that follow each other; `take` is what changes other calls."""
+        x, (tokens, top_k) = call.x, call.ids.shape
+        key, before = (tokens, top_k, x.dtype), dict(self.programs)
+        case = replace(self._case(tokens, top_k, str(x.dtype).removeprefix("torch.")), tactic=tactic)
+        self.programs[key] = self._made(case)
+        try:
+            return microseconds(lambda: self._pieces(call, space), x.device)
+        finally:
+            self.programs = before
+
+    def take(self, top_k: int, chosen: Mapping[int, str]) -> None:
+        """Run calls by these tactics from now on, whose kernels are loaded now."""
+        self.tactics = dict(chosen)
+        self.programs.clear()
+        self.ready(top_k)
 
     def __call__(self, banks: Banks, call: Call, space: Workspace | None) -> None:
         """Run one call; see `Backend.run`. No tensor value is read; only `ready` allocates, and who lends memory."""
@@ -153,7 +180,8 @@ class Bound:
                 raise BackendError(f"backend {self.name!r}: {name} starts at no multiple of {ALIGNMENT} bytes")
 
     def _case(self, tokens: int, top_k: int, dtype: str) -> Case:
-        return Case(self.shape, self.layout, top_k, tokens, self.launcher.architecture, self.dependent, dtype)
+        tactic = self.tactics.get(bucket_of(tokens) or 0, RULE) if self.tactics else RULE
+        return Case(self.shape, self.layout, top_k, tokens, self.launcher.architecture, self.dependent, dtype, tactic)
 
     def _program(self, tokens: int, top_k: int, dtype: torch.dtype) -> Program:
         """Plan, load and pack everything for calls of this shape."""
@@ -163,13 +191,16 @@ class Bound:
         if len(self.programs) >= MOST_PROGRAMS:
             self.programs.clear()
         case = self._case(tokens, top_k, str(dtype).removeprefix("torch."))
-        self.programs[tokens, top_k, dtype] = program = self.launcher.program(
+        self.programs[tokens, top_k, dtype] = program = self._made(case)
+        return program
+
+    def _made(self, case: Case) -> Program:
+        return self.launcher.program(
             self.route.steps(case),
             varying=self.varying,
             values={**numbers(case), **self.planes, SCRATCH: self.scratch.data_ptr()},
             sizes=case.geometry.record(),
         )
-        return program
 
 
 def addresses(bank: str, matrix: Bank) -> dict[str, int]:

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.layout import BankLayout, BankShape
 
+RULE = "rule"
+"""The tactic that is no choice: batches are cut as their sizes say (batches.py)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """What a call looks like to the one who plans it.
 
     `dependent`: this device and the settings allow a kernel to start before the one in front ends. `dtype` is that
-    of the activations.
+    of the activations, `tactic` how a batch is cut.
     """
 
     shape: BankShape
@@ -23,6 +26,7 @@ class Case:
     architecture: str
     dependent: bool
     dtype: str = "float16"
+    tactic: str = RULE
 
     @property
     def geometry(self) -> Geometry:

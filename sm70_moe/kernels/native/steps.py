@@ -12,8 +12,8 @@ from typing import Any
 
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.capability import Capability
-from sm70_moe.kernels.declared import FUSED, SOURCES, declared
-from sm70_moe.kernels.native import batches, octets
+from sm70_moe.kernels.declared import FUSED, SOURCES, TUNED, declared
+from sm70_moe.kernels.native import batches, octets, tactics
 from sm70_moe.kernels.native.case import Case
 from sm70_moe.kernels.native.launch import Step
 from sm70_moe.layout import BankLayout, BankShape, Metadata
@@ -39,7 +39,8 @@ class Route:
     `sources` must all have images for a device before the backend runs on it. `scratch` counts
     resident bytes of a layer, beyond the activations between W13 and W2; a route with `pieces` has calls of any length,
     and what it needs is lent for each. `rounds` are the calls that
-    the self-test makes one after the other on the same scratch, where one is not enough.
+    the self-test makes one after the other on the same scratch, where one is not enough. `tactics` are what a call
+    of a bucket's largest number of tokens may be run by, the rule first; none where there is nothing to choose.
     """
 
     steps: Callable[[Case], tuple[Step, ...]]
@@ -48,6 +49,7 @@ class Route:
     scratch: int = 0
     rounds: Callable[[Case], tuple[tuple[Step, ...], ...]] | None = None
     pieces: Pieces | None = None
+    tactics: Callable[[Case], tuple[str, ...]] | None = None
 
     @classmethod
     def of(cls, name: str, steps: Callable[[Case], tuple[Step, ...]], **more: Any) -> Route:
@@ -208,15 +210,18 @@ def fused_rounds(case: Case) -> tuple[tuple[Step, ...], ...]:
     return (usual, usual, fused_with(case, 7), usual, fused_with(case, 1), usual)
 
 
-OPTIONS: Mapping[str, frozenset[str]] = {"qpn": frozenset({FUSED})}
-"""Backend -> options of a policy that it honours; each has a row of its own in `STEPS`."""
+OPTIONS: Mapping[str, frozenset[str]] = {"qpn": frozenset({FUSED}), "indexed": frozenset({TUNED})}
+"""Backend -> options of a policy that it honours; the fused one has a row of its own in `STEPS`."""
 
 STEPS: Mapping[str, Route] = {
     "decode": Route.of("decode", decode),
     "qpn": Route.of("qpn", decode),
     "grouped": Route.of("grouped", decode),
     "indexed": Route.of(
-        "indexed", batches.steps, pieces=Pieces(batches.most_tokens, batches.scratch_bytes, batches.counts)
+        "indexed",
+        tactics.steps,
+        pieces=Pieces(batches.most_tokens, batches.scratch_bytes, batches.counts),
+        tactics=tactics.offered,
     ),
     FUSED: Route.of(FUSED, fused, scratch=BARRIER, rounds=fused_rounds),
 }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build import SOURCES
 from sm70_moe.kernels.build.manifest import load_manifests
+from sm70_moe.kernels.native import tactics
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.batches import (
     MOST_PRODUCTS,
@@ -23,7 +27,7 @@ from sm70_moe.kernels.native.batches import (
     steps,
     steps_with,
 )
-from sm70_moe.kernels.native.case import Case
+from sm70_moe.kernels.native.case import RULE, Case
 from sm70_moe.kernels.native.launch import GRID_LIMITS
 from sm70_moe.kernels.native.steps import SCRATCH, numbers
 from sm70_moe.layout import BankLayout, BankShape, Metadata
@@ -148,3 +152,31 @@ def test_kernels_change_only_where_it_is_said(shape: BankShape, top_k: int, toke
 
     near = max(count for count in counts(shape, top_k, 1) if count <= tokens)
     assert kernels(near) == kernels(tokens)
+
+
+@pytest.mark.parametrize("architecture", LIMIT)
+@pytest.mark.parametrize(("shape", "top_k"), SHAPES)
+def test_tactics_that_are_offered_can_be_launched(shape: BankShape, top_k: int, architecture: str) -> None:
+    """Shared memory, grids, warps and scratch of each, at every number of tokens of its bucket; the rule first."""
+    for bucket in tactics.BUCKETS:
+        offered = tactics.offered(case_of(shape, top_k, bucket, architecture))
+        assert offered[0] == RULE
+        assert len(set(offered)) == len(offered) > 1
+        for tokens in (tactics.below(bucket) + 1, bucket):
+            for name in offered:
+                case = replace(case_of(shape, top_k, tokens, architecture), tactic=name)
+                for step in tactics.steps(case):
+                    assert (step.shared or STATIC) + 1024 <= LIMIT[architecture], (tokens, name, step)
+                    assert all(1 <= size <= limit for size, limit in zip(step.grid, GRID_LIMITS, strict=False))
+                if name != RULE:
+                    cut, batch = tactics.Tactic.of(name).cut(Batch.of(case)), Batch.of(case)
+                    assert Scratch.of(batch, cut.columns).size <= scratch_bytes(shape, top_k, tokens)
+
+
+def test_buckets_and_names() -> None:
+    """A call belongs to the first bucket that holds it; a name is read as it was written, or refused."""
+    assert [tactics.bucket_of(n) for n in (9, 16, 17, 1024, 1025)] == [16, 16, 32, 1024, None]
+    assert str(tactics.Tactic.of("t16.2x1.4x2")) == "t16.2x1.4x2"
+    for odd in ("t16.2x1.4x0", "t12.2x1.4x2", "t16.3x1.4x2", "t16.10x1.4x2", "t16.2x1", "rule", ""):
+        with pytest.raises(BackendError, match="accepted is one that was offered"):
+            tactics.Tactic.of(odd)

@@ -25,7 +25,7 @@ from sm70_moe.kernels.native import bound as module
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.launch import Launcher, Step
 from sm70_moe.kernels.native.refusal import LaunchRefused
-from sm70_moe.kernels.native.steps import Case, Route
+from sm70_moe.kernels.native.steps import Case, Pieces, Route
 from sm70_moe.layout import BankLayout, BankShape, Metadata
 from sm70_moe.runtime.arena import Arena
 from sm70_moe.testing.driver import FakeDriver, Launched
@@ -307,3 +307,32 @@ def test_bfloat16_has_programs_of_its_own(backend: NativeBackend, monkeypatch: p
     single = {name: t.float() if name in ("x", "out") else t for name, t in given.items()}
     with pytest.raises(BackendError, match="float32"):
         backend.run(banks, Call(**single), arena())
+
+
+def test_tactics(backend: NativeBackend, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timed` launches one tactic and leaves the layer alone; `take` changes the calls of a bucket, and no others."""
+    seen: list[tuple[int, str]] = []
+
+    def cut(case: Case) -> tuple[Step, ...]:
+        seen.append((case.tokens, case.tactic))
+        return steps(case)
+
+    pieces = Pieces(lambda shape, top_k: 100, lambda shape, top_k, tokens: 512, lambda shape, top_k, first: (9,))
+    route = Route(cut, decode(Span(1)), ("fake",), pieces=pieces, tactics=lambda case: ("rule", "other"))
+    banks = banks_of()
+    bound = module.Bound("indexed", backend.launcher("cpu"), route, banks, False)
+    assert bound.offered(16, TOP_K, "float16") == ("rule", "other")
+    assert bound.offered(101, TOP_K, "float16") == ()  # such a call is run in pieces
+    monkeypatch.setattr(module, "microseconds", lambda run, device: run() or 3.0)
+    given = Call(**call(12))
+    before = len(driver.launched)
+    assert bound.timed(given, "other", None) == 3.0
+    assert len(driver.launched) == before + 2
+    assert seen[-1] == (12, "other")
+    bound(banks, given, None)
+    assert seen[-1] == (12, "rule")
+    bound.take(TOP_K, {16: "other"})
+    assert {(9, "other"), (16, "other")} <= set(seen)  # loaded in advance
+    for tokens, tactic in ((12, "other"), (17, "rule")):
+        bound(banks, Call(**call(tokens)), None)
+        assert seen[-1] == (tokens, tactic)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from sm70_moe.checkpoint.config import CONFIG, ModelConfig
 from sm70_moe.checkpoint.folder import left_out
-from sm70_moe.checkpoint.headers import INDEX, Headers, entries_of
+from sm70_moe.checkpoint.headers import INDEX, SINGLE, Headers, entries_of
 from sm70_moe.checkpoint.names import MARKER, MOST_DIGITS, experts_elsewhere
 from sm70_moe.errors import CheckpointError
 from sm70_moe.numbers.formats import FORMATS, WEIGHT
@@ -28,8 +29,10 @@ class Leftovers:
 def leftovers(headers: Headers, config: ModelConfig, layers: Collection[str], others: list[str]) -> Leftovers:
     """What is there beside the layers that were found; `others` are the names of all tensors outside of them."""
     unread, notes = [], list(config.notes)
+    indexed = os.path.lexists(headers.folder / INDEX)
     for name in left_out(headers.folder, headers.shards):
-        known = f"{name} is in the folder, and {INDEX} names nothing in it"
+        listed = f"{INDEX} names nothing in it" if indexed else f"no index names it beside {SINGLE}"
+        known = f"{name} is in the folder, and {listed}"
         try:
             found = entries_of(headers.folder / name)
         except CheckpointError as error:

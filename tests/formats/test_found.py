@@ -116,6 +116,17 @@ def test_a_file_outside_of_the_index_is_told(kind: str, tmp_path: Path, made: Ma
     assert (code, extra in text) == (0 if kind == "dense" else 1, True)
 
 
+def test_a_file_beside_the_only_one_is_told(tmp_path: Path, made: Make) -> None:
+    """Without an index: what is said of the second file does not speak of one."""
+    layer = made("awq")
+    layer.write(tmp_path)
+    save_file({f"{OTHER}.0.up_proj.scales": torch.ones(1)}, tmp_path / "extra.safetensors")
+    code, text = told("explain", tmp_path)
+    assert code == 1
+    assert "extra.safetensors" in text
+    assert "index.json" not in text
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [("mlp.experts.", "mlp.experts_list."), ("mlp.experts.", "mlp.moe_experts."), ("mlp.experts.0.", "mlp.expert_0.")],

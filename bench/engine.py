@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,17 +53,22 @@ class Model:
 
 
 class Dequantised:
-    """The experts of a host without us: FP16 weights, the library's products with FP32 accumulation."""
+    """The experts of a host without us: FP16 weights, the library's products with FP32 accumulation.
 
-    def __init__(self, model: Model, index: int, device: str) -> None:
+    In `torch.float32` the same weights and no rounding in between: two right answers, whose distance says how much
+    of any other distance the engine makes of roundings (a router near a tie chooses another expert).
+    """
+
+    def __init__(self, model: Model, index: int, device: str, dtype: torch.dtype = torch.float16) -> None:
         source = model.source(index)
         read = [source.read(expert, model.group) for expert in range(model.experts)]
         w13 = [torch.cat([weights(e.gate), weights(e.up)], 1) for e in read]
-        self.w13 = torch.stack(w13).to(device)  # (E, H, 2I)
-        self.w2 = torch.stack([weights(e.down) for e in read]).to(device)  # (E, I, H)
+        self.w13 = torch.stack(w13).to(device, dtype)  # (E, H, 2I)
+        self.w2 = torch.stack([weights(e.down) for e in read]).to(device, dtype)  # (E, I, H)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return self.gathered(x, ids, weights) if len(x) <= GATHERED else self.by_expert(x, ids, weights)
+        run = self.gathered if len(x) <= GATHERED else self.by_expert
+        return run(x.to(self.w13.dtype), ids, weights).to(x.dtype)
 
     def gathered(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         slots = ids.long()
@@ -221,12 +227,12 @@ class Compared:
     equal: int = 0
     ties: int = 0
     differences: list[tuple[int, float, float]] = field(default_factory=list)
-    apart: float = 0.0
+    apart: list[float] = field(default_factory=list)
 
     def see(self, step: int, theirs: Tensor, ours: Tensor) -> None:
         for reference, other in zip(theirs, ours, strict=True):
             apart = float((reference - other).abs().max())
-            self.apart = max(self.apart, apart)
+            self.apart.append(apart)
             first, second = int(reference.argmax()), int(other.argmax())
             gap = float(reference[first] - reference[second])
             if first == second:
@@ -235,6 +241,12 @@ class Compared:
                 self.ties += 1
             else:
                 self.differences.append((step, gap, apart))
+
+    def record(self) -> dict[str, object]:
+        """`apart`: the most that a logit is apart at a step, as median, nine tenths and worst of all steps."""
+        every = sorted(self.apart)
+        some = [every[len(every) // 2], every[len(every) * 9 // 10], every[-1]]
+        return {"equal": self.equal, "ties": self.ties, "differences": self.differences, "apart": some}
 
 
 def facts_of(model: Model, index: int, device: str) -> LayerFacts:
@@ -246,8 +258,11 @@ def facts_of(model: Model, index: int, device: str) -> LayerFacts:
     )  # fmt: skip
 
 
-def compare(model: Model, device: str, sequences: int, prompt: int, chunk: int, steps: int) -> dict[str, object]:
-    """Prompts of `sequences` users, then decode of one, of eight, of all; both engines see the same tokens."""
+def compare(model: Model, device: str, sequences: int, prompt: int, chunk: int, steps: int) -> dict[str, Any]:
+    """Prompts of `sequences` users, then decode of one, of eight, of all, by three engines that see the same tokens.
+
+    `theirs` is the reference; `ours` and `exact` (dequantised in FP32) are held against it.
+    """
     routes: Counter[str] = Counter()
     length = prompt + 3 * steps
     sizes = sorted({1, min(8, sequences), sequences})
@@ -255,42 +270,46 @@ def compare(model: Model, device: str, sequences: int, prompt: int, chunk: int, 
         layers = [service.layer(facts_of(model, i, device), model.source(i)) for i in range(model.layers)]
         service.warm_up([chunk, *sizes])
         portable = {r.name for layer in layers for r in layer.plan.routes if r.backend == "legacy"}
-        ours = Engine(model, [Counted(layer, routes) for layer in layers], device, sequences, length)
-        theirs = Engine(model, [Dequantised(model, i, device) for i in range(model.layers)], device, sequences, length)
+        experts: dict[str, list[Experts]] = {
+            "theirs": [Dequantised(model, i, device) for i in range(model.layers)],
+            "ours": [Counted(layer, routes) for layer in layers],
+            "exact": [Dequantised(model, i, device, torch.float32) for i in range(model.layers)],
+        }
+        engines = {name: Engine(model, every, device, sequences, length) for name, every in experts.items()}
         draw = torch.Generator().manual_seed(1)
         tokens = torch.randint(0, model.vocabulary, (sequences, prompt), generator=draw).to(device)
-        found, seconds = Compared(), {"theirs": 0.0, "ours": 0.0}
+        found, seconds = {"ours": Compared(), "exact": Compared()}, dict.fromkeys(engines, 0.0)
 
-        def timed(name: str, call, *arguments):
-            start = time.perf_counter()
-            answer = call(*arguments)
-            if device != "cpu":
-                torch.cuda.synchronize()
-            seconds[name] += time.perf_counter() - start
-            return answer
+        def all_of(step: int, call: Callable[[str], Tensor]) -> Tensor:
+            """One step of each engine; the reference's next tokens (S,)."""
+            logits = {}
+            for name in engines:
+                start = time.perf_counter()
+                logits[name] = call(name)
+                if device != "cpu":
+                    torch.cuda.synchronize()
+                seconds[name] += time.perf_counter() - start
+            for name, compared in found.items():
+                compared.see(step, logits["theirs"], logits[name])
+            return logits["theirs"].argmax(-1)
 
-        after = []
-        for sequence in range(sequences):
-            logits = timed("theirs", theirs.prompt, tokens[sequence], sequence, chunk)
-            found.see(0, logits, timed("ours", ours.prompt, tokens[sequence], sequence, chunk))
-            after.append(logits.argmax(-1))
-        prompts = dict(seconds)
-        current, position = torch.cat(after), prompt
+        after = [
+            all_of(0, lambda name, s=sequence: engines[name].prompt(tokens[s], s, chunk))
+            for sequence in range(sequences)
+        ]
+        prompts, current, position = dict(seconds), torch.cat(after), prompt
         for size in sizes:
-            decoders = {
-                name: Decoder(engine, range(size), position, length)
-                for name, engine in (("theirs", theirs), ("ours", ours))
-            }
+            decoders = {name: Decoder(engine, range(size), position, length) for name, engine in engines.items()}
             for step in range(steps):
-                logits = timed("theirs", decoders["theirs"], current[:size], position)
-                found.see(step, logits, timed("ours", decoders["ours"], current[:size], position))
-                current = torch.cat([logits.argmax(-1), current[size:]])
-                position += 1
+                chosen = all_of(step, lambda name, d=decoders, c=current[:size], at=position: d[name](c, at))
+                current, position = torch.cat([chosen, current[size:]]), position + 1
     return {
-        "equal": found.equal, "ties": found.ties, "differences": found.differences, "apart": found.apart,
-        "routes": dict(routes), "portable": sum(routes[name] for name in portable), "prompts_s": prompts,
+        **{name: compared.record() for name, compared in found.items()},
+        "routes": dict(routes),
+        "portable": sum(routes[name] for name in portable),
+        "prompts_s": prompts,
         "decode_s": {name: seconds[name] - prompts[name] for name in seconds},
-    }  # fmt: skip
+    }
 
 
 MODEL = Model(hidden=1024, intermediate=512, experts=32, top_k=4, layers=4)

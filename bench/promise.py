@@ -1,6 +1,6 @@
 """What a plan promises, on a GPU: every combination of flags, proofs with planted faults, memory, host time.
 
-    python bench/promise.py OUT.json [seconds]
+    python bench/promise.py OUT.json [seconds] [proofs] [host] [models] [memory] [combinations]
 
 Judges each different plan of the first contract once for each kind of metadata; prints a table of what ran.
 """
@@ -291,7 +291,7 @@ def host_time(plan: Plan, banks: Banks) -> dict[str, float]:
     return found
 
 
-def main(out: Path, seconds: float) -> None:
+def main(out: Path, seconds: float, only: list[str]) -> None:
     start, report = time.monotonic(), {}
     source = Kept(EXPERTS, 2560, 640, 32, 4, 0, seed=5)
     service = AdmissionService(settings(), policy=policy_of("4-byte"))
@@ -302,11 +302,13 @@ def main(out: Path, seconds: float) -> None:
     parts: dict[str, Callable[[], Any]] = {
         "proofs": lambda: proofs(plan, source),
         "host": lambda: host_time(plan, banks),
-        "other models": without_a_policy,
+        "models": without_a_policy,
         "memory": lambda: memory(plan, banks),
         "combinations": lambda: every_combination(service.machine, source),
     }
     for name, part in parts.items():
+        if only and name not in only:
+            continue
         if time.monotonic() - start > seconds:
             report[name] = "no time left"
             continue
@@ -332,4 +334,4 @@ def main(out: Path, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 400.0)
+    main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 400.0, sys.argv[3:])

@@ -230,7 +230,8 @@ def product(rows: Floats, weight: Floats) -> tuple[Floats, Floats]:
 
 def silu(gate: Floats) -> Floats:
     """gate / (1 + exp(-gate)); NaN for minus infinity, as in FP32."""
-    return gate / (1.0 + np.exp(-gate))
+    with np.errstate(over="ignore"):  # an exponential that is infinite makes the quotient the zero that it should be
+        return gate / (1.0 + np.exp(-gate))
 
 
 def combine(products: Floats, weights: Floats, valid: NDArray[np.bool_], step: Fused = fused) -> Floats:

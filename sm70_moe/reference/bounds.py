@@ -167,7 +167,8 @@ def final_bound(kind: Format, value: Floats, error: Floats) -> Floats:
 
 def slope(gate: Floats) -> Floats:
     """Derivative of silu."""
-    sigmoid = 1.0 / (1.0 + np.exp(-gate))
+    with np.errstate(over="ignore"):
+        sigmoid = 1.0 / (1.0 + np.exp(-gate))
     return sigmoid * (1.0 + gate * (1.0 - sigmoid))
 
 

@@ -7,11 +7,9 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-
-NOISE = 0.1
-"""The most that FP16 experts with other roundings move a logit; those here have standard deviation 1."""
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +29,23 @@ def monkeypatch_module():
         yield patch
 
 
+def same_tokens(found: dict[str, Any], steps: int) -> None:
+    """No difference but ties, and ours is no farther from the host's experts than their own FP32 form is."""
+    ours, exact = found["ours"], found["exact"]
+    assert ours["differences"] == []
+    assert ours["equal"] + ours["ties"] == steps
+    assert ours["ties"] <= 2 * exact["ties"] + steps // 50 + 1
+    for mine, theirs in zip(ours["apart"][:2], exact["apart"][:2], strict=True):  # median, nine tenths
+        assert mine <= 2 * theirs
+
+
 def test_the_toy_itself(toy: ModuleType) -> None:
     """On the CPU, where every call is portable: the two engines agree, so what they are compared by is sound."""
     model = toy.Model(
         hidden=128, intermediate=64, experts=8, top_k=2, layers=2, heads=4, vocabulary=512, group=32, page=16
     )
     found = toy.compare(model, "cpu", sequences=3, prompt=40, chunk=32, steps=2)
-    assert found["differences"] == []
-    assert found["equal"] + found["ties"] == 3 + 2 * (1 + 3)
-    assert found["apart"] < NOISE
+    same_tokens(found, 3 + 2 * (1 + 3))
     assert set(found["routes"]) == {"legacy"}
     assert found["portable"] == sum(found["routes"].values())
 
@@ -50,8 +56,10 @@ def test_wrong_experts_are_seen(toy: ModuleType, monkeypatch: pytest.MonkeyPatch
         hidden=128, intermediate=64, experts=8, top_k=2, layers=1, heads=4, vocabulary=512, group=32, page=16
     )
     whole = toy.Dequantised.__init__
-    monkeypatch.setattr(toy.Dequantised, "__init__", lambda self, model, index, device: whole(self, model, 9, device))
-    assert toy.compare(model, "cpu", sequences=1, prompt=20, chunk=32, steps=1)["apart"] > NOISE
+    monkeypatch.setattr(toy.Dequantised, "__init__", lambda self, model, index, *rest: whole(self, model, 9, *rest))
+    found = toy.compare(model, "cpu", sequences=1, prompt=20, chunk=32, steps=1)
+    with pytest.raises(AssertionError):
+        same_tokens(found, 1 + 1)
 
 
 @pytest.mark.gpu
@@ -60,8 +68,6 @@ def test_prompts_of_4096_tokens_and_decode_through_graphs(toy: ModuleType, capsy
     found = toy.compare(toy.MODEL, "cuda:0", sequences=12, prompt=4096, chunk=2048, steps=32)
     with capsys.disabled():
         print("\ntoy engine:", json.dumps(found))
-    assert found["differences"] == []
-    assert found["equal"] + found["ties"] == 12 + 32 * (1 + 8 + 12)
-    assert found["apart"] < NOISE
+    same_tokens(found, 12 + 32 * (1 + 8 + 12))
     assert found["portable"] == 0
     assert {"native_decode", "grouped_batch", "native_prefill"} <= set(found["routes"])

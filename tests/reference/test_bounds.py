@@ -452,3 +452,10 @@ def test_the_bound_of_the_sum_by_hand() -> None:
     off = out + np.array([[0, 0, 2.0**-20], [0, 0, 0]])
     assert judge_sum(answer, slots, off, weights) == pytest.approx(2.0**-20 / bound, rel=1e-6)
     assert judge_sum(answer, slots, out + np.array([[0.0], [2.0**-30]]), weights) == np.inf
+
+
+def test_gates_of_any_size_have_an_activation_and_a_slope() -> None:
+    """BF16 gates go far beyond what an exponential holds: the results are exact there, and nothing warns."""
+    gate = np.array([-1e38, -1e5, -800.0, 0.0, 800.0, 1e5, 1e38])
+    assert silu(gate).tolist() == [0.0, 0.0, 0.0, 0.0, 800.0, 1e5, 1e38]
+    assert slope(gate).tolist() == [0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0]

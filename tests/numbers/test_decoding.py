@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sm70_moe.errors import CheckpointError
 from sm70_moe.numbers.codes import Codes
 from sm70_moe.numbers.decoding import decode, encode, pack_part, unpack_part
-from sm70_moe.numbers.formats import AWQ, COMPRESSED, FORMATS, GPTQ_V1, GPTQ_V2, Axis, Format, find
+from sm70_moe.numbers.formats import AWQ, COMPRESSED, FORMATS, GPTQ_V1, GPTQ_V2, Axis, Format, accepted, find
 from sm70_moe.numbers.words import pack, unpack
 
 EIGHT = torch.arange(8, dtype=torch.uint8)
@@ -180,3 +180,21 @@ def test_few_words_and_many_are_taken_apart_alike(data: st.DataObject, shape: tu
     place = dim % len(shape)
     eights = few.reshape(*shape[: place + 1], 8, *shape[place + 1 :]).movedim(place + 1, -1)
     assert torch.equal(pack(eights, order), words)
+
+
+def test_what_can_be_read_is_listed_for_messages() -> None:
+    """Every format and packing, and the bits."""
+    told = accepted()
+    assert all(form.name in told and form.packing in told for form in FORMATS)
+    assert told.endswith("4 bits")
+
+
+def test_bf16_scales_are_decoded_as_fp16() -> None:
+    """Whoever hands stored tensors over directly: exact values, and the tensor's name where one cannot be."""
+    codes = numbers(np.random.default_rng(0), 16, 8, 2)
+    stored = encode(AWQ, codes)
+    stored["scales"] = torch.full((2, 8), 0.75, dtype=torch.bfloat16)
+    assert decode(AWQ, stored, (0, 1)).scales.tolist() == [[0.75] * 8] * 2
+    stored["scales"][1, 3] = float("nan")
+    with pytest.raises(CheckpointError, match=r"^layer\.0\.scales: scale nan of group 1 of rows, column 3"):
+        decode(AWQ, stored, (0, 1), "layer.0.")

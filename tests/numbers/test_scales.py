@@ -59,6 +59,12 @@ def test_place_and_kind_of_one_bad_value(value: float, dtype: torch.dtype) -> No
     assert all(text in told for text in [str(value), "group 17", "column 165", "1 of 1920"])
 
 
+def test_without_a_place_it_is_that_of_the_tensor() -> None:
+    """Whoever has a whole matrix gives no first group and column."""
+    with pytest.raises(CheckpointError, match="group 0 of rows, column 1"):
+        half("layer.0.scales", bf16(1.0, float("nan")))
+
+
 def test_scales_of_dead_experts_become_0() -> None:
     """CONTRACT 8.2: every code's weight rounds to 0, so the scale may be 0; how many is told."""
     found, vanished = half("", bf16(1e-23, -1e-23, 1.0625 * 2.0**-29, 0.0, 1.0))

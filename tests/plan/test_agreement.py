@@ -7,7 +7,7 @@ import pytest
 from sm70_moe.admission.admit import admit
 from sm70_moe.decision import Outcome, Reason, obstacle_text
 from sm70_moe.facts import CallFacts
-from sm70_moe.plan.agreement import RUN, Lack, Verdict, fallen_back, lenient, reconcile, report
+from sm70_moe.plan.agreement import RUN, Lack, Verdict, disagreement, fallen_back, lenient, reconcile, report
 from sm70_moe.plan.plan import Plan
 from sm70_moe.policy import load_policy
 from sm70_moe.settings.settings import Settings
@@ -52,6 +52,24 @@ def test_missing_layer_is_a_difference() -> None:
     verdict = reconcile([report([plan()]), report([])])
     assert verdict.texts == (f"rank 1: {LAYER}: plan is 'missing', 'made' on rank 0",)
     assert {lack.rank for lack in verdict.lacks} == {1}
+
+
+def test_a_layer_that_only_rank_0_lacks() -> None:
+    """The other way round; and what a rank without a plan is said to lack it for."""
+    verdict = reconcile([report([]), report([plan({"qpn_m1": "1"})])])
+    assert verdict.texts == (f"rank 1: {LAYER}: plan is 'made', 'missing' on rank 0",)
+    assert f"{LAYER}: qpn_m1 is required on rank 1, not admitted on rank 0 (no plan)" in verdict.required
+
+
+def test_the_error_names_what_is_required_and_then_each_rank() -> None:
+    """One sentence a group of ranks and layers; of many fields the first ones, and how many more."""
+    verdict = reconcile([report([plan()]), report([plan({"qpn_m1": "1"})]), report([plan(build="missing")])])
+    texts = str(disagreement(verdict)).removeprefix("ranks hold different plans: ").split("; ")
+    assert texts[0] == f"{LAYER}: qpn_m1 is required on rank 1, not admitted on rank 2 (BUILD_MISSING)"
+    assert texts[1] == f"rank 1: {LAYER}: flags.qpn_m1 is 'require', 'auto' on rank 0"
+    assert texts[2].startswith(f"rank 2: {LAYER}: build is None, 'fake-build' on rank 0, ")
+    assert texts[2].endswith(" more fields")
+    assert len(texts) == 3
 
 
 def fall_back(ranks: list[Plan]) -> list[Plan]:

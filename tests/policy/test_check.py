@@ -101,6 +101,13 @@ RELATIONS = {
         [('feature = "fast"', 'feature = "fst"')],
         [("features.fast", "route"), ("route[0].name", '"fast"'), ("route[0].feature", 'accepted "fast"')],
     ),
+    "route of an unknown feature behind one without": (
+        [
+            routes('[[route]]\nname = "free"\nbackend = "legacy"\ntokens = 1\n'),
+            routes(FAST.replace('"fast"', '"slow"', 1).replace('"fast"', '"slw"')),
+        ],
+        [("route[2].feature", '"slw"')],
+    ),
     "route named like a feature": ([('"legacy"\nbackend', '"banks"\nbackend')], [("route[1].name", '"banks"')]),
     "two routes of one name": (
         [routes('[[route]]\nname = "legacy"\nbackend = "legacy"\ntokens = 1\n')],

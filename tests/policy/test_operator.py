@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from sm70_moe.errors import PolicyError, SettingsError
 from sm70_moe.policy import load_policy, parse_policy, policies_folder, read_operator
+from sm70_moe.policy.operator import named
+from sm70_moe.settings.given import read_variables
 from sm70_moe.settings.settings import Settings
 
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of whoever runs the tests do not count here."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(("SM70_MOE_", "VLLM_SM70_")):
             monkeypatch.delenv(name)
@@ -75,6 +76,19 @@ def test_an_argument_goes_before_the_variable_where_other_settings_are_wrong(
     assert str(tmp_path / "missing.toml") in str(caught.value)
     assert "FAST" not in str(caught.value)
     assert "SM70_MOE_FAST" in "".join(lines(own))
+
+
+def test_a_policy_among_the_values_goes_before_the_variable(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where other settings are wrong too: its flags are asked, and the variable's file is not looked for."""
+    monkeypatch.setenv("SM70_MOE_POLICY", str(tmp_path / "missing.toml"))
+    monkeypatch.setenv("SM70_MOE_STRICT", "2")
+    monkeypatch.setenv("SM70_MOE_FAST", "yes")
+    raw = Settings.model_construct(given=read_variables(os.environ, None), flag_arguments=())
+    assert named(raw, {"policy": str(own)}) == str(own)
+    assert named(raw, {}) == str(tmp_path / "missing.toml")
+    assert named(raw, {"policy": " "}) is None
 
 
 def test_wrong_settings_without_a_policy_ask_the_shipped_ones(monkeypatch: pytest.MonkeyPatch) -> None:

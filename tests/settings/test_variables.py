@@ -183,6 +183,21 @@ def test_names_of_the_engine_s_own(name: str, foreign: bool) -> None:
     assert told == ([] if foreign else [name])
 
 
+@pytest.mark.parametrize(
+    ("name", "foreign"),
+    [("ABCDEFGHIJXY", False), ("ABCDEFGHIXYZ", True), ("ABCDEFGHIJ", False), ("ABCDEFGHIJKLMNO", True)],
+)
+def test_two_letters_of_twelve_are_a_misspelling(name: str, foreign: bool) -> None:
+    """Of the shortest name that is no word: two changed or left out, not three changed or added."""
+    assert is_foreign(f"VLLM_SM70_{name}", ["SM70_MOE_ABCDEFGHIJKL"]) is foreign
+
+
+def test_in_eleven_letters_none_is_wrong() -> None:
+    """Shorter names are words."""
+    assert is_foreign("VLLM_SM70_ABCDEFGHIJX", ["SM70_MOE_ABCDEFGHIJK"])
+    assert not is_foreign("VLLM_SM70_ABCDEFGHIJK", ["SM70_MOE_ABCDEFGHIJK"])
+
+
 def test_notices_of_every_kind() -> None:
     """Unknown and retired names each get a notice, container names share the last one."""
     retired = [

@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +106,22 @@ def show(place: Path, name: str) -> str:
     return "\n".join(line for line in text.splitlines() if not re.match(r"(---|\+\+\+) ", line))
 
 
+TEXT = re.compile(r"""("[^"]*"|'[^']*')""")
+
+
+def is_wording(diff: str) -> bool:
+    """Does a change alter nothing but what stands in quotes? No test asserts on wording."""
+    changed = [[line[1:] for line in diff.splitlines() if line.startswith(sign)] for sign in "-+"]
+    return bool(changed[0]) and [TEXT.sub("", line) for line in changed[0]] == [
+        TEXT.sub("", line) for line in changed[1]
+    ]
+
+
+def score(verdicts: Collection[str]) -> str:
+    killed = sum(verdict == "killed" for verdict in verdicts)
+    return f"{killed} of {len(verdicts)} ({100 * killed / max(1, len(verdicts)):.0f} %)"
+
+
 def run(room: str, place: Path, sample: int, seed: int) -> None:
     """Make the copy, run the changes, print the room's row and its survivors."""
     files, tests = ROOMS[room]
@@ -120,9 +136,12 @@ def run(room: str, place: Path, sample: int, seed: int) -> None:
         subprocess.run(command, cwd=place, check=False, env=environment, stdout=log, stderr=log)
     found = dict(verdicts(place))
     counts = Counter(found.values())
+    diffs = {name: show(place, name) for name in found}
+    meant = [verdict for name, verdict in found.items() if not is_wording(diffs[name])]
     print(f"{room}: {len(names)} changes, {len(found)} run, {dict(counts)}", flush=True)
+    print(f"killed {score(found.values())}, without those of wording alone {score(meant)}", flush=True)
     for name in [name for name, verdict in found.items() if verdict != "killed"]:
-        print(show(place, name), flush=True)
+        print("wording alone:" if is_wording(diffs[name]) else "", diffs[name], flush=True)
 
 
 def main() -> None:

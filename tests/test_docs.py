@@ -122,3 +122,14 @@ def test_links_lead_somewhere(name: str) -> None:
     """Every relative link of a document is a file."""
     for target in re.findall(r"\]\(([^)#:]+)\)", text(name)):
         assert ((ROOT / name).parent / target).exists(), target
+
+
+def test_old_faults_have_the_tests_that_are_named() -> None:
+    """Each row of the table names tests that exist, with the file that they are in."""
+    rows = [line for line in text("docs/testing.md").splitlines() if "`tests/" in line and "::" in line]
+    assert len(rows) >= 13
+    for row in rows:
+        named = re.findall(r"`(tests/[a-z_0-9/]+\.py)::(test_[a-z0-9_]+)`", row)
+        assert named, row
+        for file, name in named:
+            assert f"def {name}(" in text(file), f"{file}::{name}"

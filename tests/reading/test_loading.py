@@ -179,3 +179,18 @@ def test_torchs_own_threads_are_put_aside_meanwhile() -> None:
         assert seen == [1, 1, 3]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_banks_are_made_under_any_mode_and_written_under_any_other(mode, threads: int) -> None:
+    """Readers' threads have modes of their own, and a bank may be filled again later: no tensor is tied to one."""
+    with mode():
+        banks = prepare(SOURCE, LAYOUT, SHAPE, "cpu", readers=threads)
+    assert not any(tensor.is_inference() for tensor in (*banks.w13.tensors, *banks.w2.tensors))
+    alone = prepare(SOURCE, LAYOUT, SHAPE, "cpu", readers=1)
+    assert all(map(torch.equal, banks.w2.tensors, alone.w2.tensors))
+    banks.fill(3, SOURCE.read(3, 32))
+    with torch.inference_mode():
+        banks.fill(4, SOURCE.read(4, 32))
+    assert all(map(torch.equal, banks.w13.tensors, alone.w13.tensors))

@@ -12,7 +12,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from sm70_moe.errors import AdmissionRefused
 from sm70_moe.evidence.synthetic import SyntheticLayer
 from sm70_moe.evidence.trial import Inputs, Trial
 from sm70_moe.kernels.call import Call
+from sm70_moe.layout import BankLayout
 from sm70_moe.numbers.codes import Codes, ExpertCodes
 from sm70_moe.plan.memory import backend, bank_shape
 from sm70_moe.plan.plan import Plan
+from sm70_moe.plan.planned import PlannedRoute
 from sm70_moe.policy import Policy, load_policy
 from sm70_moe.reading.loading import prepare
 from sm70_moe.runtime.arena import Arena
@@ -97,6 +99,7 @@ def every_combination(machine: Any, source: Kept) -> dict[str, Any]:
     """Counts of combinations by what came of them, and one judgement for each different plan."""
     counts: dict[str, int] = {}
     judged: dict[str, Any] = {}
+    judge = Judge(source)
     for metadata, flags, found in combinations(machine):
         if isinstance(found, str):
             key = f"refused: {found}"
@@ -104,27 +107,47 @@ def every_combination(machine: Any, source: Kept) -> dict[str, Any]:
             layout = found.layout.tag if found.layout else "none"
             key = f"{layout}: {', '.join(route.name for route in found.routes)}"
             if key not in judged:
-                judged[key] = list(judge(found, source))
+                judged[key] = list(judge(found))
         counts[key] = counts.get(key, 0) + 1
         del metadata, flags
     return {"counts": counts, "judged": judged}
 
 
-def judge(plan: Plan, source: Kept) -> Iterator[dict[str, Any]]:
-    """Every route that calls of `TOKENS` may take, against FP64; of long ones four rows."""
-    assert plan.layout is not None
-    shape = bank_shape(plan.admission)
-    assert shape is not None
-    banks, top_k = prepare(source, plan.layout, shape, DEVICE), plan.admission.facts.top_k or 1
-    for tokens in TOKENS:
+@dataclass(slots=True)
+class Judge:
+    """Judges what was not judged before: a layout's banks are made once, and a route's call on them runs once."""
+
+    source: Kept
+    banks: dict[str, Banks] = field(default_factory=dict)
+    rows: dict[tuple[str, str, str, int], dict[str, Any]] = field(default_factory=dict)
+
+    def __call__(self, plan: Plan) -> Iterator[dict[str, Any]]:
+        """Every route that calls of `TOKENS` may take, against FP64; of long ones four rows."""
+        assert plan.layout is not None
+        for tokens in TOKENS:
+            for route in plan.reachable(tokens):
+                key = (plan.layout.tag, route.name, route.backend, tokens)
+                if key not in self.rows:
+                    self.rows[key] = self.judged(plan, plan.layout, route, tokens)
+                yield self.rows[key]
+
+    def judged(self, plan: Plan, layout: BankLayout, route: PlannedRoute, tokens: int) -> dict[str, Any]:
+        shape, top_k = bank_shape(plan.admission), plan.admission.facts.top_k or 1
+        assert shape is not None
+        if layout.tag not in self.banks:
+            self.banks[layout.tag] = prepare(self.source, layout, shape, DEVICE)
+        banks, runs = self.banks[layout.tag], backend(plan.admission, route.backend)
         call = Inputs.random(tokens, top_k, hidden=shape.hidden, experts=EXPERTS, seed=tokens, device=DEVICE)
-        for route in plan.reachable(tokens):
-            runs = backend(plan.admission, route.backend)
-            trial = Trial(
-                route.name, route.backend, lambda c, runs=runs: runs.run(banks, c), source.reference,
-                shape.intermediate, 2.0, ROWS,
-            )  # fmt: skip
-            yield trial.judge(call).record()
+        trial = Trial(
+            route.name,
+            route.backend,
+            lambda c: runs.run(banks, c),
+            self.source.reference,
+            shape.intermediate,
+            2.0,
+            ROWS,
+        )
+        return trial.judge(call).record()
 
 
 def swapped(found: ExpertCodes) -> ExpertCodes:

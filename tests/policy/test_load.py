@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -272,7 +273,7 @@ def test_a_folder_stands_beside_the_shipped_policies(tmp_path: Path) -> None:
     """A folder's policies join the shipped ones; one of a shipped name takes its place."""
     own = (policies_folder() / "generic-awq.toml").read_text()
     (tmp_path / "a.toml").write_text(own.replace('name     = "generic-awq"', 'name     = "mine"'))
-    (tmp_path / "b.toml").write_text(own.replace("revision = 3", "revision = 7"))
+    (tmp_path / "b.toml").write_text(re.sub(r"revision = \d+", "revision = 7", own))
     found = {policy.name: policy for policy in load_policies(str(tmp_path))}
     assert found.keys() == {"mine", *(policy.name for policy in shipped_policies())}
     assert found["generic-awq"].revision == 7

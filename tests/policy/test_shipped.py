@@ -126,7 +126,7 @@ def test_the_generic_policy_runs_anything() -> None:
     """No sizes; native kernels where they hold the layer, else the portable route."""
     policy = load_policy("generic-awq")
     assert policy.contract.any_geometry
-    assert list(policy.features) == ["native_decode", "grouped_batch", "native_prefill"]
+    assert list(policy.features) == ["native_decode", "grouped_batch", "native_prefill", "tune_small_shapes"]
     found = [(r.name, r.backend, str(r.tokens), r.order, r.unconditional) for r in policy.routes]
     assert found == [
         ("native_decode", "decode", "1-8", None, False),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sm70_moe.checkpoint.arithmetic import Arithmetic
 from sm70_moe.checkpoint.config import ModelConfig, read_config
-from sm70_moe.checkpoint.headers import Headers, TensorEntry, read_headers
+from sm70_moe.checkpoint.headers import Headers, TensorEntry, collector_paused, read_headers
 from sm70_moe.checkpoint.identity import identify
 from sm70_moe.checkpoint.leftovers import leftovers
 from sm70_moe.checkpoint.model_types import ModelTypes
@@ -82,7 +82,11 @@ class Checkpoint:
         Raises CheckpointError for everything that `read_config` and `read_headers` refuse, and for
         numbers of layers and experts that are none. Incomplete layers are found, and refused by `facts` and `check`.
         """
-        root = Path(folder)
+        with collector_paused():  # what comes after the headers holds as many objects, and no cycle either
+            return cls._open(Path(folder), types)
+
+    @classmethod
+    def _open(cls, root: Path, types: ModelTypes | None) -> Checkpoint:
         config = read_config(root, types)
         headers = read_headers(root)
         known: dict[frozenset[str], Census] = {}

@@ -139,7 +139,7 @@ def read_headers(folder: str | os.PathLike[str]) -> Headers:
     names a tensor its shard does not hold.
     """
     root = Path(folder)
-    with _collector_paused():
+    with collector_paused():
         weight_map = _read_index(root)
         files = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
         read: dict[str, _Shard] = {}
@@ -154,7 +154,7 @@ def read_headers(folder: str | os.PathLike[str]) -> Headers:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Decoding makes a million objects and no cycle: collecting meanwhile triples the time."""
     was_on = gc.isenabled()
     gc.disable()
@@ -187,7 +187,7 @@ def _read_index(root: Path) -> dict[str, str] | None:
 
 def entries_of(path: Path) -> dict[str, TensorEntry]:
     """The checked entries of a file that is in no index; raises what `read_headers` raises."""
-    with _collector_paused():
+    with collector_paused():
         return _read_shard(path, LARGEST_HEADERS).entries
 
 

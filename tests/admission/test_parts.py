@@ -88,6 +88,14 @@ def test_a_last_resort_that_cannot_run_takes_everything_with_it() -> None:
     assert Reason.BITS in batched.reasons
 
 
+def test_routes_and_features_keep_their_kind_on_a_layer_that_is_not_ours() -> None:
+    """What records and tables are sorted by."""
+    plain = first(format="none", packing=None, bits=None, zero_point=None, checkpoint_group=None)
+    ours = first()
+    assert [(d.feature, d.kind) for d in plain.decisions] == [(d.feature, d.kind) for d in ours.decisions]
+    assert plain.last_resort.findings == tuple(f for f in plain.last_resort.findings if f.check != "backend")
+
+
 def test_a_flag_of_other_policies_has_findings_for_what_differs() -> None:
     """The policy has no such flag; then the nearest policy's objections, in the words of its contract."""
     facts = contract_facts(FIRST, top_k=8)

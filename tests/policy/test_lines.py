@@ -53,6 +53,17 @@ five = [ ]
 '''
 
 
+def test_keys_without_a_blank_between_them() -> None:
+    """As a machine writes them: nothing after a comma is skipped."""
+    tight = "a=[1,2,\n{b=1,c={d=[],e=2}},\n3]\nf={g=1,h=[1,[2]],i=4}\nj=5\n"
+    tomllib.loads(tight)
+    assert key_lines(tight) == {
+        ("a",): 1, ("a", 0): 1, ("a", 1): 1, ("a", 2): 2, ("a", 2, "b"): 2, ("a", 2, "c"): 2, ("a", 2, "c", "d"): 2,
+        ("a", 2, "c", "e"): 2, ("a", 3): 3, ("f",): 4, ("f", "g"): 4, ("f", "h"): 4, ("f", "h", 0): 4,
+        ("f", "h", 1): 4, ("f", "h", 1, 0): 4, ("f", "i"): 4, ("j",): 5,
+    }  # fmt: skip
+
+
 def test_every_form_of_a_key_is_found() -> None:
     """Dotted, quoted, inline, nested and repeated keys have the line they stand in."""
     tomllib.loads(FORMS)

@@ -71,3 +71,5 @@ def test_one_wrong_thing_is_enough(kind: str, change, found: str) -> None:
         broken.require("expert 7 up", 64, 8, 32)
     assert str(caught.value).startswith(f"expert 7 up: {kind} are ")
     assert found in str(caught.value)
+    accepted = {"words": "torch.int32 [8, 8]", "zeros": "torch.uint8 [2, 8]", "scales": "torch.float16 [2, 8]"}
+    assert str(caught.value).endswith(f"accepted is {accepted[kind]}")

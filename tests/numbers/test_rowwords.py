@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm70_moe.numbers.rowwords import reordered, row_words, transposed, unpack_rows
+from sm70_moe.numbers.rowwords import reordered, row_words, swap, transposed, unpack_rows
 from sm70_moe.numbers.words import Order, pack
 
 COUNTS = st.integers(1, 6)
@@ -55,3 +56,16 @@ def test_inputs_are_left_alone() -> None:
     transposed(stored, (0, 4, 1, 5, 2, 6, 3, 7))
     reordered(stored, (0, 1, 2, 3, 4, 5, 6, 7))
     assert torch.equal(stored, before)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_swapping_in_a_tensor_is_swapping_in_an_array(width: int) -> None:
+    """On a GPU there is no numpy: the same operations on tensors."""
+    words = torch.randint(-(2**31), 2**31, (8, 2, width), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    array, tensor = words.clone(), words.clone()
+    swap(array.numpy())
+    swap(tensor)
+    assert torch.equal(array, tensor)
+    assert not torch.equal(tensor, words)
+    swap(tensor)
+    assert torch.equal(tensor, words)

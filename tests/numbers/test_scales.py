@@ -37,6 +37,7 @@ def test_bf16_scales_become_fp16() -> None:
         ((1.0, 65536.0), ["1 of 2", "65536", "column 1", "too large"]),
         ((-(2.0**20),), ["1 of 1", "too large"]),
         ((2.0**-26, 1.0, -(2.0**-25)), ["2 of 3", "too small", "column 0"]),
+        ((2.0**-25,), ["1 of 1", "too small", "column 0"]),
         # 15 of these are just beyond half of the smallest number
         ((1.0, 2.0**-28, 2.0**-100), ["1 of 3", "too small", "column 1"]),
         ((1.0, float("nan")), ["nan", "no number", "column 1"]),

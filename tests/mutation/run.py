@@ -101,12 +101,16 @@ def verdicts(place: Path) -> Iterator[tuple[str, str]]:
 
 def show(place: Path, name: str) -> str:
     """The change as a diff, without its head."""
-    tool = Path(sys.executable).with_name("mutmut")
-    text = subprocess.run([tool, "show", name], cwd=place, check=False, capture_output=True, text=True).stdout
+    from mutmut.configuration import reset_config
+    from mutmut.mutation.diff_apply import get_diff_for_mutant
+
+    with contextlib.chdir(place):
+        reset_config()
+        text = get_diff_for_mutant(name)
     return "\n".join(line for line in text.splitlines() if not re.match(r"(---|\+\+\+) ", line))
 
 
-TEXT = re.compile(r"""("[^"]*"|'[^']*')""")
+TEXT = re.compile(r"""("[^"]*"|'[^']*')(?!:)""")  # a key of a dict is no wording
 
 
 def is_wording(diff: str) -> bool:
@@ -141,7 +145,8 @@ def run(room: str, place: Path, sample: int, seed: int) -> None:
     print(f"{room}: {len(names)} changes, {len(found)} run, {dict(counts)}", flush=True)
     print(f"killed {score(found.values())}, without those of wording alone {score(meant)}", flush=True)
     for name in [name for name, verdict in found.items() if verdict != "killed"]:
-        print("wording alone:" if is_wording(diffs[name]) else "", diffs[name], flush=True)
+        print(f"\n{name}: {found[name]}{', wording alone' if is_wording(diffs[name]) else ''}", flush=True)
+        print(diffs[name], flush=True)
 
 
 def main() -> None:

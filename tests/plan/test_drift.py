@@ -8,7 +8,7 @@ import pytest
 
 from sm70_moe.decision import Reason, Status
 from sm70_moe.machine.machine import Machine
-from sm70_moe.plan.drift import Origin, Present, drift
+from sm70_moe.plan.drift import HINT, Origin, Present, drift
 from sm70_moe.settings.settings import Settings
 from sm70_moe.testing import fake_machine
 
@@ -67,6 +67,16 @@ def test_nothing_changed() -> None:
 def test_what_changed_is_told_with_before_and_after(now: Present, told: Told) -> None:
     """And nothing else is."""
     assert changed(now) == told
+
+
+def test_whatever_changed_says_what_to_do() -> None:
+    """The same hint for each kind of change."""
+    other = fake_machine(capability=(9, 0), build="stale")
+    now = Present({"SM70_MOE_STRICT": "0"}, {"a": "3" * 64, "b": None}, other)
+    found = drift(THEN, now)
+    assert [f.status for f in found] == [Status.FAIL] * 5
+    assert {f.hint for f in found} == {HINT}
+    assert HINT
 
 
 def test_a_build_that_was_never_looked_up_cannot_change() -> None:

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
 
 class Sm70MoeError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """Base of all errors that this package raises on purpose.
+
+    `lines` are its sentences, the text is all of them. What was given and is named in one may hold line ends of its
+    own, so that the text alone does not say where a sentence ends.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = lines
+        super().__init__("\n".join(map(str, lines)))
 
 
 class SettingsError(Sm70MoeError):
@@ -40,7 +48,7 @@ class PolicyError(Sm70MoeError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
+        super().__init__(*self.problems)
 
     def __reduce__(self) -> tuple[type[PolicyError], tuple[object, ...]]:
         return type(self), (self.problems,)
@@ -57,14 +65,14 @@ class AdmissionRefused(Sm70MoeError):
     ones too, so that a handler needs no second look.
     """
 
-    def __init__(self, layer: str, decisions: Sequence[Decision], text: str) -> None:
+    def __init__(self, layer: str, decisions: Sequence[Decision], *lines: str) -> None:
         self.layer = layer
         self.decisions = tuple(decisions)
-        super().__init__(text)
+        super().__init__(*lines)
 
     # an engine's workers send errors to the process that started them
     def __reduce__(self) -> tuple[type[AdmissionRefused], tuple[object, ...]]:
-        return type(self), (self.layer, self.decisions, str(self))
+        return type(self), (self.layer, self.decisions, *self.lines)
 
 
 class BackendError(Sm70MoeError):

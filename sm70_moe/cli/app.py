@@ -1,7 +1,9 @@
 """The command line: `sm70-moe`.
 
 Exit codes: 0 done; 1 done, and the answer is no (a bound exceeded, a layer refused under --strict,
-policies that differ); 2 bad input: the message names the thing, the value and what is accepted.
+policies that differ); 2 bad input: the message names the thing, the value and what is accepted; 3 not done, and
+nobody has foreseen why, or nothing could be written to standard output; 130 interrupted; 141 the reader of the
+output left.
 
 A command's module is imported when that command is asked for, so that `explain` meets neither torch nor numpy.
 """
@@ -10,15 +12,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
-from io import TextIOWrapper
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from sm70_moe.errors import Sm70MoeError
+from sm70_moe.cli.ending import kept_apart, run
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -51,6 +53,14 @@ class Commands(TyperGroup):
         names: Any = dict.fromkeys(COMMANDS)
         self.commands.update(names)  # where typer looks for names that are like a mistyped one
 
+    def make_context(self, *given: Any, **options: Any) -> Any:
+        with kept_apart():
+            return super().make_context(*given, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with kept_apart(whole=ctx.params.get("traceback", False)):
+            return super().invoke(ctx)
+
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS]
 
@@ -69,6 +79,11 @@ class Commands(TyperGroup):
         return command
 
 
+CODES = (
+    "Exit codes: 0 done; 1 done, and the answer is no; 2 bad input; 3 unforeseen, or the output could not be written; "
+    "130 interrupted; 141 the reader of the output left."
+)
+
 app = typer.Typer(
     name="sm70-moe",
     cls=Commands,
@@ -78,17 +93,15 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def program() -> None:
+@app.callback(epilog=CODES)
+def program(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Where an error comes from that nobody has foreseen (exit code 3).")
+    ] = False,
+) -> None:
     """Decides, explains and runs kernels for 4-bit mixture-of-experts layers on V100-class GPUs."""
 
 
 def main() -> None:
-    """Entry point: errors of this package become one message and exit code 2."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # what a stream has no code for is no reason to end
-    try:
-        app()
-    except Sm70MoeError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+    """Entry point: whatever happens becomes one line and an exit code."""
+    sys.exit(run(partial(typer.main.get_command(app), standalone_mode=False)))

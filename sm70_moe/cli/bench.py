@@ -12,7 +12,7 @@ import typer
 from sm70_moe.benchmark.protocol import MOST_TOKENS, OVERLAPPING, ROUTINGS, UNIFORM, Protocol
 from sm70_moe.benchmark.result import Key, Result, Row, Skipped
 from sm70_moe.cli.counts import LARGEST_CALL, token_counts
-from sm70_moe.cli.output import console, events_to_stderr, table
+from sm70_moe.cli.output import Grid, aside, events_to_stderr, line, status
 from sm70_moe.cli.verify import first_of_ours
 from sm70_moe.decision import Plain
 from sm70_moe.errors import SettingsError
@@ -96,7 +96,7 @@ def bench(
     settings = Settings.from_env()
     chosen, facts = subject(policy, layer, tp, settings, device)
     for notice in settings.notices((chosen,)):
-        typer.echo(f"warning: {notice.text}", err=True)
+        aside(f"warning: {notice.text}")
     machine = probe(kernels=settings.kernels, dependent=settings.dependent_launch, kernel_cache=settings.kernel_cache)
     check_gpu(device, machine)
     events_to_stderr()
@@ -208,17 +208,15 @@ def measured(
     report: bool,
 ) -> tuple[Result, Plain]:
     """The result, and its report if one is wanted; what is measured stands on standard error."""
-    from rich.console import Console
-
     from sm70_moe.benchmark.place import Place
     from sm70_moe.benchmark.report import reported
     from sm70_moe.benchmark.session import facts_of_contract, opened, planned, run
 
     place = Place.cuda(device)
-    with Console(stderr=True).status("admission") as status:
+    with status("admission") as said:
         plan = planned(policy, facts or facts_of_contract(policy, device), settings, machine)
         launcher = opened(device, settings)
-        result = run(plan, protocol, place, launcher, status.update)
+        result = run(plan, protocol, place, launcher, said)
         return result, reported(result, plan, launcher) if report else None
 
 
@@ -226,9 +224,7 @@ def tell_of(report: Path) -> None:
     """Where a report goes, and what is in it."""
     from sm70_moe.benchmark.report import CONTENTS
 
-    typer.echo(
-        f"{report}: please send it to where you have sm70-moe from, attached to an issue there. In it: {CONTENTS}."
-    )
+    line(f"{report}: please send it to where you have sm70-moe from, attached to an issue there. In it: {CONTENTS}.")
 
 
 def text_of(record: object) -> bytes:
@@ -237,33 +233,32 @@ def text_of(record: object) -> bytes:
 
 def show(result: Result) -> None:
     """Times and ratios, one table for each kind of metadata; then details, host times and what was not run."""
-    out = console()
     build = f"build {result.build[:16]}" if result.build else "no native build"
-    out.print(f"{result.gpu.get('name')}   policy {result.policy}   {build}")
+    line(f"{result.gpu.get('name')}   policy {result.policy}   {build}")
     for kind in dict.fromkeys(row.metadata for row in result.rows):
         rows = [row for row in result.rows if row.metadata == kind and is_shown(result, row)]
         keys = list(dict.fromkeys(row.key for row in rows))
         title = f"us a layer, the separating kernel included (ratio to the fastest plain roofline), {kind} metadata"
-        grid = table("arm", *(f"M={key.tokens} {key.routing}" for key in keys))
+        grid = Grid("arm", *(f"M={key.tokens} {key.routing}" for key in keys))
         for label in dict.fromkeys(map(label_of, rows)):
             found = {row.key: row for row in rows if label_of(row) == label}
             grid.add_row(label, *(cell(result, found.get(key)) for key in keys))
-        out.print(title, style="bold")
-        out.print(grid)
+        line(title, "bold")
+        grid.show()
     details(result)
     for host in result.host:
-        out.print(f"host: {host.microseconds:.1f} us an eager call, M={host.tokens} {host.metadata} {host.route}")
-    for line in skipped_lines(result.skipped):
-        out.print(line)
+        line(f"host: {host.microseconds:.1f} us an eager call, M={host.tokens} {host.metadata} {host.route}")
+    for text in skipped_lines(result.skipped):
+        line(text)
     for row in result.rows:
         if row.wrong:
-            out.print(f"{label_of(row)} {row.metadata} M={row.tokens} {row.routing}: {row.verdict}", style="bold")
+            line(f"{label_of(row)} {row.metadata} M={row.tokens} {row.routing}: {row.verdict}", "bold")
 
 
 def details(result: Result) -> None:
     """The same rows, each with what it read and how far its samples lie apart."""
     heads = ("arm", "metadata", "M", "routing", "shape", "layers", "D", "MB", "us", "spread", "GB/s")
-    grid = table(*heads, "x roofline", "x floor", "verdict")
+    grid = Grid(*heads, "x roofline", "x floor", "verdict")
     for row in result.rows:
         if is_shown(result, row):
             rate, ratio, over = row.gigabytes_per_second, result.ratio(row), result.floor_ratio(row)
@@ -273,7 +268,7 @@ def details(result: Result) -> None:
                 *(f"{rate:.0f}" if rate else "", f"{ratio:.2f}" if ratio else "", f"{over:.2f}" if over else ""),
                 row.verdict.partition(":")[0],
             )
-    console().print(grid)
+    grid.show()
 
 
 def is_shown(result: Result, row: Row) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sm70_moe.cli.kernel_cache import Filled, fill
-from sm70_moe.cli.output import AsJson, print_json
+from sm70_moe.cli.output import AsJson, aside, line, print_json
 from sm70_moe.errors import BackendError, PolicyError, SettingsError
 from sm70_moe.kernels.build import build
 from sm70_moe.kernels.build.geometry import Geometry
@@ -56,12 +56,12 @@ def build_kernels(
 
 def for_policy(policy: Path, out: Path, scope: Scope, as_json: bool) -> None:
     """A build of its own."""
-    made = build(out, scope, progress=lambda done, total: typer.echo(f"{done} of {total} compiled", err=True))
+    made = build(out, scope, progress=lambda done, total: aside(f"{done} of {total} compiled"))
     if as_json:
         print_json({"id": made.id, "folder": str(made.folder), "images": len(made.images)})
     else:
         use = f"SM70_MOE_KERNELS={made.folder} SM70_MOE_POLICY={policy.resolve()}"
-        typer.echo(f"{len(made.images)} cubins, build {made.id[:16]}; use them with {use}")
+        line(f"{len(made.images)} cubins, build {made.id[:16]}; use them with {use}")
 
 
 def show_filled(filled: Filled, as_json: bool) -> None:
@@ -70,8 +70,8 @@ def show_filled(filled: Filled, as_json: bool) -> None:
         print_json(filled.record())
     else:
         for text in filled.refused:
-            typer.echo(f"not used: {text}", err=True)
-        typer.echo(f"{len(filled.compiled)} versions compiled, {len(filled.kept)} there before, in {filled.folder}")
+            aside(f"not used: {text}")
+        line(f"{len(filled.compiled)} versions compiled, {len(filled.kept)} there before, in {filled.folder}")
     if filled.refused:
         raise typer.Exit(1)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import typer
-
 from sm70_moe.cli import explain, sample, verify
+from sm70_moe.cli.output import line
 
 
 def demo() -> None:
@@ -23,4 +22,5 @@ def demo() -> None:
 
 
 def say(command: str) -> None:
-    typer.secho(f"\n$ sm70-moe {command}", bold=True)
+    line()
+    line(f"$ sm70-moe {command}", "bold")

@@ -10,7 +10,7 @@ import typer
 from sm70_moe import __version__
 from sm70_moe.admission.admit import admit
 from sm70_moe.admission.exemplar import contract_facts
-from sm70_moe.cli.output import AsJson, console, print_json, table
+from sm70_moe.cli.output import AsJson, Grid, line, print_json
 from sm70_moe.decision import Plain, Status, obstacle_text
 from sm70_moe.engines.vllm.host import SUPPORTED, missing
 from sm70_moe.engines.vllm.tree import Tree
@@ -218,21 +218,21 @@ TITLES = {
 
 def show(report: dict[str, Plain]) -> None:
     """Every part of the report as a small table."""
-    out = console()
     for key, title in TITLES.items():
         part = report[key]
         rows = part if isinstance(part, list | tuple) else [{"what": k, "is": v} for k, v in as_dict(part).items()]
-        out.print(title, style="bold")
+        line(title, "bold")
         if not rows:
-            out.print("  none")
+            line("  none")
         elif not isinstance(rows[0], dict):
-            out.print("\n".join(f"  {row}" for row in rows))
+            for text in rows:
+                line(f"  {text}")
         else:
-            grid = table(*rows[0].keys())
+            grid = Grid(*rows[0].keys())
             for row in rows:
                 grid.add_row(*(cell(value) for value in as_dict(row).values()))
-            out.print(grid)
-        out.print()
+            grid.show()
+        line()
 
 
 def as_dict(value: Plain) -> dict[str, Plain]:
@@ -240,7 +240,7 @@ def as_dict(value: Plain) -> dict[str, Plain]:
     return value
 
 
-def cell(value: Plain) -> str:
+def cell(value: Plain) -> str | list[str]:
     if isinstance(value, list | tuple):
-        return "\n".join(map(str, value)) or "nothing"
+        return [str(one) for one in value] or "nothing"
     return "" if value is None else str(value)

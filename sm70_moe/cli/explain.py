@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from sm70_moe.admission.admit import Admission, admit
 from sm70_moe.admission.checks.layer import BITS, weight_format
 from sm70_moe.cli.opening import Assume, is_whole, open_checkpoint, tell_notes
-from sm70_moe.cli.output import AsJson, console, print_json
+from sm70_moe.cli.output import AsJson, aside, line, print_json
 from sm70_moe.cli.pretence import pretended
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain, Reason, Status
@@ -77,13 +76,13 @@ def explain(
         raise SettingsError(f"--dtype {dtype!r}: accepted are {', '.join(DTYPES)}")
     settings, policies = read_operator(policy, strict=strict or None, assume=assume)
     for notice in settings.notices(policies):
-        typer.echo(f"warning: {notice.text}", err=True)
+        aside(f"warning: {notice.text}")
     kernels, cache = settings.kernels, settings.kernel_cache
     machine = (
         probe(kernels=kernels, kernel_cache=cache) if capability is None else pretended(capability, kernels, cache)
     )
     if capability is not None:
-        typer.echo(f"note: a GPU of capability {capability} is pretended, and its self-tests to have passed", err=True)
+        aside(f"note: a GPU of capability {capability} is pretended, and its self-tests to have passed")
     device = machine.devices[0].name
     checkpoint = open_checkpoint(folder, settings)
     tell_notes(checkpoint)
@@ -100,7 +99,7 @@ def explain(
                 checkpoint.check(layer)
         except CheckpointError as error:
             damaged += 1
-            typer.echo(f"damaged: {error}", err=True)
+            aside(f"damaged: {error}")
             continue
         admissions.append(admit(choose_policy(policies, facts), settings, facts, machine, others=policies))
     groups = list(collapse(admissions))
@@ -127,10 +126,9 @@ def engine_dtype(asked: str | None, declared: str | None, device: Device) -> str
     major, minor = device.capability
     if 10 * major + minor >= BFLOAT16_FROM:
         return declared
-    typer.echo(
+    aside(
         f"note: config.json says bfloat16, which {device.architecture} has no tensor cores for; float16 is assumed, as "
-        "an engine must be told there (--dtype says otherwise)",
-        err=True,
+        "an engine must be told there (--dtype says otherwise)"
     )
     return "float16"
 
@@ -140,22 +138,21 @@ def show(groups: list[LayerGroup], tokens: int | None, as_json: bool) -> None:
         records: list[Plain] = [{**group_record(g), **call_record(g, tokens)} for g in groups]
         print_json({"groups": records})
         return
-    out = console()
     for group in groups:
-        out.print(Text(heading(group), style="bold"))
-        for line in lines_of(group):
-            out.print(Text(line_text(line), style=style(line)))
+        line(heading(group), "bold")
+        for each in lines_of(group):
+            line(line_text(each), style(each))
         for text in refusal_lines(group):
-            out.print(Text(text, style="bold red"))
+            line(text, "bold red")
         plan = Plan(group.example)
         if tokens is not None:
-            out.print(f"  a call of {tokens} token{'s' if tokens != 1 else ''} takes {route_name(plan, tokens)}")
-        out.print(f"runs: {speed_text(plan)}")
-        out.print(build_line(plan))
-        out.print(memory_line(plan, group.count))
-        out.print()
+            line(f"  a call of {tokens} token{'s' if tokens != 1 else ''} takes {route_name(plan, tokens)}")
+        line(f"runs: {speed_text(plan)}")
+        line(build_line(plan))
+        line(memory_line(plan, group.count))
+        line()
     if not groups:
-        out.print("no mixture-of-experts layer in this checkpoint")
+        line("no mixture-of-experts layer in this checkpoint")
 
 
 def style(line: Line) -> str:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.cli.opening import is_whole, open_checkpoint
-from sm70_moe.cli.output import AsJson, console, print_json, table
+from sm70_moe.cli.output import AsJson, Grid, line, print_json
 from sm70_moe.decision import Plain, obstacle_text
 from sm70_moe.layout import Metadata
 from sm70_moe.record.explanation import reason_name, size_text
@@ -55,19 +54,18 @@ def record(checkpoint: Checkpoint, found: tuple[Alike, ...]) -> Plain:
 
 
 def show(checkpoint: Checkpoint, found: tuple[Alike, ...]) -> None:
-    out = console()
     model = checkpoint.config.model_type or "unknown model"
-    out.print(f"{checkpoint.folder}   {model}, {len(checkpoint.headers)} tensors")
+    line(f"{checkpoint.folder}   {model}, {len(checkpoint.headers)} tensors")
     for one in found:
-        out.print()
-        out.print(heading(one), style="bold")
-        for line in details(one):
-            out.print(f"  {line}")
+        line()
+        line(heading(one), "bold")
+        for text in details(one):
+            line(f"  {text}")
         if one.kind is Kind.QUANTISED:
-            show_cuts(out, one)
+            show_cuts(one)
     if not found:
-        out.print("no mixture-of-experts layer in this checkpoint")
-    show_totals(out, found)
+        line("no mixture-of-experts layer in this checkpoint")
+    show_totals(found)
 
 
 def heading(one: Alike) -> str:
@@ -102,8 +100,8 @@ def known(size: int | None) -> str:
     return "?" if size is None else str(size)
 
 
-def show_cuts(out: Console, one: Alike) -> None:
-    grid = table("ranks", "cut", "experts", "intermediate", "groups", *(f"{m} metadata" for m in Metadata))
+def show_cuts(one: Alike) -> None:
+    grid = Grid("ranks", "cut", "experts", "intermediate", "groups", *(f"{m} metadata" for m in Metadata))
     ways: tuple[tuple[str, Callable[[int], Cut | None]], ...] = (
         ("tensor parallel", one.tensor_parallel),
         ("expert parallel", one.expert_parallel),
@@ -115,9 +113,9 @@ def show_cuts(out: Console, one: Alike) -> None:
             if made is not None and (ranks > 1 or way == "tensor parallel"):
                 grid.add_row(str(ranks), way if ranks > 1 else "whole", *cells(made))
                 reasons += [f"{way} {ranks}: {obstacle_text(made.finding)}"] if made.finding is not None else []
-    out.print(grid)
+    grid.show()
     for reason in reasons:
-        out.print(f"  {reason}")
+        line(f"  {reason}")
 
 
 def cells(cut: Cut) -> list[str]:
@@ -127,14 +125,14 @@ def cells(cut: Cut) -> list[str]:
     return [str(cut.experts), str(cut.intermediate), groups, *(size_text(size) for size in cut.nbytes.values())]
 
 
-def show_totals(out: Console, found: tuple[Alike, ...]) -> None:
+def show_totals(found: tuple[Alike, ...]) -> None:
     """Banks of all layers together, if there is more than one group of them."""
     if sum(one.kind is Kind.QUANTISED for one in found) < 2:
         return
-    grid = table("ranks", "cut", *(f"{m} metadata" for m in Metadata), title="All quantised layers, fullest rank")
+    grid = Grid("ranks", "cut", *(f"{m} metadata" for m in Metadata), title="All quantised layers, fullest rank")
     for way, ranks, nbytes in totals(found):
         if ranks > 1 or way == "tensor_parallel":
             sizes = [size_text(size) for size in nbytes.values()] if nbytes else ["refused", "", ""]
             grid.add_row(str(ranks), way.replace("_", " ") if ranks > 1 else "whole", *sizes)
-    out.print()
-    out.print(grid)
+    line()
+    grid.show()

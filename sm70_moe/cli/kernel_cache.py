@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import typer
-
 from sm70_moe.admission.admit import admit
 from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.cli.opening import open_checkpoint
+from sm70_moe.cli.output import aside
 from sm70_moe.cli.pretence import pretended
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, SettingsError
@@ -107,7 +106,7 @@ def make(specialiser: Specialiser, wanted: tuple[Job, ...], filled: Filled) -> N
     troubles: list[str] = []
 
     def warn(file: Path, text: str) -> None:
-        typer.echo(f"warning: {file}: {text}", err=True)
+        aside(f"warning: {file}: {text}")
         troubles.extend([f"{file}: {text}"] if "not written" in text else [])
 
     try:
@@ -120,4 +119,4 @@ def make(specialiser: Specialiser, wanted: tuple[Job, ...], filled: Filled) -> N
     filled.compiled.extend(made.compiled)
     filled.kept.extend(made.kept)
     if made.compiled:
-        typer.echo(f"{', '.join(made.compiled)}: compiled in {made.seconds:.1f} s", err=True)
+        aside(f"{', '.join(made.compiled)}: compiled in {made.seconds:.1f} s")

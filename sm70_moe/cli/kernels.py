@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sm70_moe.cli.output import AsJson, console, print_json, table
+from sm70_moe.cli.output import AsJson, Grid, line, print_json
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.kernels.build import INSTALLED, SOURCES, expected_id
@@ -54,11 +54,10 @@ def record(row: Row) -> Plain:
 
 
 def show(cubins: Cubins, stale: bool, rows: list[Row]) -> None:
-    out = console()
-    out.print(f"build {cubins.id[:16]}{', stale: build again' if stale else ''} in {cubins.folder}")
-    grid = table("kernel", "version", *(name.replace("_", " ") for name in COLUMNS), "calls", "budget")
+    line(f"build {cubins.id[:16]}{', stale: build again' if stale else ''} in {cubins.folder}")
+    grid = Grid("kernel", "version", *(name.replace("_", " ") for name in COLUMNS), "calls", "budget")
     for row in rows:
         numbers = [str(getattr(row.found, name)) for name in (*COLUMNS, "calls")]
         version = row.image.version.name.partition(".")[2]
         grid.add_row(row.found.kernel, version, *numbers, "; ".join(row.overruns) or "kept")
-    out.print(grid)
+    grid.show()

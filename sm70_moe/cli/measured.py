@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
-from rich.table import Table
 
-from sm70_moe.cli.output import console, print_json, table
+from sm70_moe.cli.output import Grid, line, print_json
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.files import check_target, target
@@ -86,9 +85,9 @@ def refit(source: Path, out: Path, folder: Path | None, policy: str) -> None:
     except BackendError as error:
         unchecked = f"{FUSED}: not checked: {error}"
     write_fitted(made, out)
-    typer.echo(f"{out}: {len(made.residuals)} rows of {run.gpu}, {residuals_of(made)}")
-    for line in filter(None, (*differences(run, build, None), checks_of(made), unchecked)):
-        typer.echo(line)
+    line(f"{out}: {len(made.residuals)} rows of {run.gpu}, {residuals_of(made)}")
+    for text in filter(None, (*differences(run, build, None), checks_of(made), unchecked)):
+        line(text)
 
 
 def checks_of(fitted: Fitted) -> str:
@@ -134,15 +133,15 @@ def judge(path: Path, folder: Path | None, policy: str | None, fitted: Fitted, a
         rest: dict[str, Plain] = {"differences": [*differing], "rows": rows, "missing": [*found.missing]}
         print_json(timed | read | rest | verdict(found))
     else:
-        console().print(f"measured on {run.gpu} ({run.source}), beside what the model says of {gpu.title}")
-        console().print(f"policy {run.policy}: {', '.join(f'{k} {v}' for k, v in geometry.record().items())}")
-        for line in differing:
-            console().print(line)
-        console().print(comparison_table(found.rows))
-        for line in found.missing:
-            console().print(f"not compared: {line}")
-        for line in outside_lines(found):
-            console().print(line)
+        line(f"measured on {run.gpu} ({run.source}), beside what the model says of {gpu.title}")
+        line(f"policy {run.policy}: {', '.join(f'{k} {v}' for k, v in geometry.record().items())}")
+        for text in differing:
+            line(text)
+        comparison_table(found.rows).show()
+        for text in found.missing:
+            line(f"not compared: {text}")
+        for text in outside_lines(found):
+            line(text)
     if found.against:
         raise typer.Exit(1)
 
@@ -163,8 +162,8 @@ def outside_lines(found: Comparison) -> list[str]:
     return lines
 
 
-def comparison_table(found: tuple[Compared, ...]) -> Table:
-    grid = table("M", "part", "metadata", "routing", "measured", "low", "likely", "high", "ratio", "inside")
+def comparison_table(found: tuple[Compared, ...]) -> Grid:
+    grid = Grid("M", "part", "metadata", "routing", "measured", "low", "likely", "high", "ratio", "inside")
     for each in found:
         row, times = each.row, each.predicted
         numbers = (each.measured, times.low, times.likely, times.high)

@@ -9,6 +9,7 @@ import typer
 
 from sm70_moe.checkpoint.checkpoint import Checkpoint
 from sm70_moe.checkpoint.model_types import read_model_types
+from sm70_moe.cli.output import aside
 from sm70_moe.settings.parsing import ASSUMPTIONS
 from sm70_moe.settings.settings import Settings
 
@@ -26,9 +27,9 @@ def open_checkpoint(folder: Path, settings: Settings) -> Checkpoint:
     """The opened folder; what nobody reads in it, and what is worth knowing, on standard error."""
     checkpoint = Checkpoint.open(folder, read_model_types(settings.model_types))
     for text in checkpoint.notes:
-        typer.echo(f"note: {text}", err=True)
+        aside(f"note: {text}")
     for text in checkpoint.unread:
-        typer.echo(f"not read: {text}", err=True)
+        aside(f"not read: {text}")
     return checkpoint
 
 
@@ -40,7 +41,7 @@ def tell_notes(checkpoint: Checkpoint) -> None:
             notes.setdefault(note, []).append(layer.name)
     for note, layers in notes.items():
         more = f" and {len(layers) - 1} more layers" if len(layers) > 1 else ""
-        typer.echo(f"note: {layers[0]}{more}: {note}", err=True)
+        aside(f"note: {layers[0]}{more}: {note}")
 
 
 def is_whole(checkpoint: Checkpoint) -> bool:

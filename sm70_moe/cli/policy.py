@@ -9,20 +9,13 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from sm70_moe.cli.output import AsJson, console, print_json
-from sm70_moe.cli.output import table as empty_table
+from sm70_moe.cli.output import UNCUT, AsJson, Grid, aside, line, print_json
 from sm70_moe.errors import PolicyError
 from sm70_moe.policy import Policy, Route, compare_policies, load_policy, shipped_policies
 from sm70_moe.policy.schema import schema_text
 
 app = typer.Typer(help="Check, show and compare policies.", no_args_is_help=True, add_completion=False)
-
-PIPED_WIDTH = 100_000
-"""Columns of a table that no terminal shows: nothing is ever cut or wrapped in a pipe."""
 
 Files = Annotated[list[str], typer.Argument(help="Policy files, or names of shipped policies.")]
 Name = Annotated[str, typer.Argument(help="A shipped policy's name, or the path of a .toml file.")]
@@ -39,11 +32,12 @@ def check_files(
             policy = load_policy(file)
         except PolicyError as error:
             problems += len(error.problems)
-            typer.echo(error)
+            for problem in error.problems:
+                line(problem)
         else:
-            typer.echo(f"{policy.origin}: ok, {policy.name} revision {policy.revision}, digest {policy.digest}")
+            line(f"{policy.origin}: ok, {policy.name} revision {policy.revision}, digest {policy.digest}")
     if problems:
-        typer.echo(f"{problems} problem{'s' if problems > 1 else ''}", err=True)
+        aside(f"{problems} problem{'s' if problems > 1 else ''}")
         raise typer.Exit(2)
 
 
@@ -59,7 +53,7 @@ def list_shipped(as_json: AsJson = False) -> None:
         return
     heads = ("policy", "revision", "digest", "routes", "summary")
     rows = ((p.name, p.revision, p.digest[:8], ", ".join(r.name for r in p.routes), p.summary) for p in policies)
-    output().print(table(heads, rows))
+    table(heads, rows).show(UNCUT)
 
 
 @app.command()
@@ -69,19 +63,19 @@ def show(name: Name, as_json: AsJson = False) -> None:
     if as_json:
         print_json(headline(policy) | {"content": policy.record()})
         return
-    out = output()
-    out.print(Text(f"{policy.name}   revision {policy.revision}   digest {policy.digest}", "bold"))
-    out.print(Text(policy.summary))
-    out.print(Text(f"read from {policy.origin}"))
+    line(f"{policy.name}   revision {policy.revision}   digest {policy.digest}", "bold")
+    line(policy.summary)
+    line(f"read from {policy.origin}")
     for part in tables(policy):
-        out.print()
-        out.print(part)
+        line()
+        part.show(UNCUT)
 
 
 @app.command("schema")
 def print_schema() -> None:
     """Print the JSON Schema of policy files."""
-    typer.echo(schema_text(), nl=False)
+    for text in schema_text().splitlines():
+        line(text)
 
 
 @app.command("diff")
@@ -93,9 +87,9 @@ def diff(a: Name, b: Name, as_json: AsJson = False) -> None:
         print_json([{"key": d.key, "a": d.a, "b": d.b} for d in found])
     elif found:
         rows = ((d.key, plain(d.a), plain(d.b)) for d in found)
-        output().print(table(("key", left.name, right.name), rows))
+        table(("key", left.name, right.name), rows).show(UNCUT)
     else:
-        typer.echo(f"no difference, digest {left.digest}")
+        line(f"no difference, digest {left.digest}")
     raise typer.Exit(1 if found else 0)
 
 
@@ -108,7 +102,8 @@ def opened(name: str) -> Policy:
 
 def stopped(error: PolicyError) -> typer.Exit:
     """Print the problems; the exit to raise."""
-    typer.echo(error, err=True)
+    for problem in error.problems:
+        aside(problem)
     return typer.Exit(2)
 
 
@@ -124,7 +119,7 @@ def headline(policy: Policy) -> dict[str, Any]:
     }
 
 
-def tables(policy: Policy) -> Iterator[Table]:
+def tables(policy: Policy) -> Iterator[Grid]:
     """The parts of a policy as tables; empty ones are left out."""
     yield table(("contract", "value"), contract_rows(policy))
     if policy.features:
@@ -145,12 +140,12 @@ def contract_rows(policy: Policy) -> Iterator[tuple[str, str]]:
         yield key, "any" if value is None else plain(value)
 
 
-def feature_row(policy: Policy, name: str) -> tuple[str, ...]:
+def feature_row(policy: Policy, name: str) -> tuple[str | list[str], ...]:
     feature = policy.features[name]
-    variables = (*feature.env, f"SM70_MOE_{name.upper()}")
+    variables = [*feature.env, f"SM70_MOE_{name.upper()}"]
     native = "yes" if feature.native else ""
     lists = (plain(feature.needs), plain(feature.checks))
-    return (name, feature.kind, feature.unset, *lists, native, "\n".join(variables), feature.doc)
+    return (name, feature.kind, feature.unset, *lists, native, variables, feature.doc)
 
 
 def route_row(route: Route) -> tuple[str, ...]:
@@ -169,17 +164,9 @@ def plain(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    """A filled table; cells are plain text, whatever brackets they hold."""
-    made = empty_table(*heads)
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Grid:
+    """A filled table."""
+    made = Grid(*heads)
     for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))
-    return made
-
-
-def output() -> Console:
-    """Where tables go: as wide as the terminal, without an end in a pipe."""
-    made = console()
-    if not made.is_terminal:
-        made.width = PIPED_WIDTH
+        made.add_row(*(cell if isinstance(cell, list) else str(cell) for cell in row))
     return made

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from sm70_moe.cli.counts import token_counts
 from sm70_moe.cli.measured import checks_of, geometry_of, judge, refit, residuals_of
-from sm70_moe.cli.output import AsJson, console, print_json, table
+from sm70_moe.cli.output import AsJson, Grid, line, print_json
 from sm70_moe.cli.planned import Planned, planned_on
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, SettingsError
@@ -154,7 +153,7 @@ def forecasts(build: ReadBuild, calls: list[Call], asked: Asked, fitted: Fitted)
         except BackendError as error:
             missing[call.tokens] = str(error)
     if not found:
-        raise BackendError("\n".join(missing_lines(missing)))
+        raise BackendError(*missing_lines(missing))
     return found, missing
 
 
@@ -187,21 +186,20 @@ def record(found: list[Forecast], missing: Missing, asked: Asked, build: ReadBui
 
 
 def show(found: list[Forecast], missing: Missing, asked: Asked, build: ReadBuild, fitted: Fitted) -> None:
-    out = console()
     stale = ", stale" if build.stale else ""
-    out.print(f"{found[0].label}: {asked.gpu.title}, build {build.cubins.id[:16]}{stale}")
-    out.print(f"{asked.metadata} metadata, {asked.why}")
-    out.print(f"model fitted on {fitted.gpu}, {fitted.date}: {residuals_of(fitted)}")
+    line(f"{found[0].label}: {asked.gpu.title}, build {build.cubins.id[:16]}{stale}")
+    line(f"{asked.metadata} metadata, {asked.why}")
+    line(f"model fitted on {fitted.gpu}, {fitted.date}: {residuals_of(fitted)}")
     numbers = asdict(fitted.parameters)
-    out.print(f"its free numbers: {', '.join(f'{name} {value:.2f}' for name, value in numbers.items())}")
-    out.print(kernel_table(found))
-    out.print(layer_table(found))
+    line(f"its free numbers: {', '.join(f'{name} {value:.2f}' for name, value in numbers.items())}")
+    kernel_table(found).show()
+    layer_table(found).show()
     check = checks_of(fitted) if asked.planned.has_option(FUSED) else ""
-    for line in (*fused_lines(found), check, *missing_lines(missing)):
-        if line:
-            out.print(line)
+    for text in (*fused_lines(found), check, *missing_lines(missing)):
+        if text:
+            line(text)
     if asked.has_step:
-        out.print(
+        line(
             f"whole model: experts are {EXPERTS_SHARE:.0%} of a {STEP_MILLISECONDS} ms step on V100s ({STEP_SOURCE}); "
             f"even a perfect kernel then moves tokens/s by less than 8 % ({PERFECT_GAIN:.1%})"
         )
@@ -224,9 +222,9 @@ def fused_lines(found: list[Forecast]) -> list[str]:
     return lines
 
 
-def kernel_table(found: list[Forecast]) -> Table:
+def kernel_table(found: list[Forecast]) -> Grid:
     """Microseconds of each kernel at the likely values; bytes, issue and tensor overlap."""
-    grid = table("M", "kernel", "MB", "instr/warp", "blocks", "rounds", *EACH, "total", "limit", "free instr. save")
+    grid = Grid("M", "kernel", "MB", "instr/warp", "blocks", "rounds", *EACH, "total", "limit", "free instr. save")
     for each in found:
         for parts, gains in zip(each.parts, each.gains, strict=True):
             work = parts.work
@@ -245,9 +243,9 @@ def kernel_table(found: list[Forecast]) -> Table:
     return grid
 
 
-def layer_table(found: list[Forecast]) -> Table:
+def layer_table(found: list[Forecast]) -> Grid:
     """A layer in microseconds, low to high, beside its floors."""
-    grid = table("M", "D", "low", "likely", "high", "floor, nominal", "floor, reached", "likely / floor")
+    grid = Grid("M", "D", "low", "likely", "high", "floor, nominal", "floor, reached", "likely / floor")
     for each in found:
         times = (each.time.low, each.time.likely, each.time.high, each.nominal, each.reached)
         ratio = f"{each.time.likely / each.reached:.2f}"

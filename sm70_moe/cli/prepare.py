@@ -13,7 +13,8 @@ import typer
 from sm70_moe.admission.admit import admit
 from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
 from sm70_moe.cli.opening import Assume, open_checkpoint
-from sm70_moe.cli.output import AsJson, print_json
+from sm70_moe.cli.output import AsJson, aside, line, print_json
+from sm70_moe.cli.output import progress as bar_of
 from sm70_moe.cli.pretence import pretended
 from sm70_moe.decision import Plain, obstacle_text
 from sm70_moe.errors import CheckpointError, SettingsError
@@ -95,12 +96,12 @@ class Report:
 
     def show(self, out: Path) -> None:
         for name in self.unquantised:
-            typer.echo(f"{name}: not quantised, needs no banks")
+            line(f"{name}: not quantised, needs no banks")
         for name, reason in self.refused.items():
-            typer.echo(f"{name}: {reason}", err=True)
+            aside(f"{name}: {reason}")
         total = len(self.written) + len(self.kept)
         files = f"{total} file{'s' if total != 1 else ''}"
-        typer.echo(f"{out}: {files}, {size_text(self.nbytes)}; {len(self.written)} written, {len(self.kept)} kept")
+        line(f"{out}: {files}, {size_text(self.nbytes)}; {len(self.written)} written, {len(self.kept)} kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +131,20 @@ def run(
     report: Report,
 ) -> None:
     """Every layer and rank, with a progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from sm70_moe.banks.cache import BankCache
 
     cache = BankCache(out)
     cache.sweep()
     work = list(plans(jobs, layers, tp, ep, report))
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=sum(experts_of(facts, ep, e) for _, facts in work for _, e in ranks))
+    with bar_of("", total=sum(experts_of(facts, ep, e) for _, facts in work for _, e in ranks)) as bar:
         for layer, facts in work:
             for tensor_rank, expert_rank in ranks:
                 rank = replace(facts, tensor_rank=tensor_rank, expert_rank=expert_rank)
-                bar.update(task, description=f"{layer.name} rank {tensor_rank}.{expert_rank}")
-                before = bar.tasks[0].completed
+                before = bar.done
+                bar.at(before, text=f"{layer.name} rank {tensor_rank}.{expert_rank}")
 
                 def progress(done: int, total: int, before: float = before) -> None:
-                    bar.update(task, completed=before + done)
+                    bar.at(before + done)
 
                 one(jobs, layer, rank, cache, report, progress)
 
@@ -206,7 +202,7 @@ def one(
     found = cache.load(key, "cpu", progress)
     if found.ignored:
         report.replaced[found.file.name] = found.ignored
-        typer.echo(f"{found.file}: not kept, {found.ignored}", err=True)
+        aside(f"{found.file}: not kept, {found.ignored}")
     if found.banks is not None:
         source.check()  # the key was that of the files as they were before
         report.kept.append(found.file.name)
@@ -218,5 +214,5 @@ def one(
             raise SettingsError(f"{found.file}: cannot be written: {error.strerror or error}") from error
         report.written.append(found.file.name)
         for text in told(plan, banks, source):
-            typer.echo(f"note: {text}", err=True)
+            aside(f"note: {text}")
     report.nbytes += found.file.stat().st_size

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm70_moe.cli.counts import LARGEST_CALL
-from sm70_moe.cli.output import console, table
+from sm70_moe.cli.output import Grid, line, status
 from sm70_moe.decision import Plain
 from sm70_moe.errors import SettingsError
 from sm70_moe.files import write
@@ -38,8 +38,6 @@ def read(text: str, layers: int, chunk: int) -> Request:
 
 def measure(plan: Plan, request: Request, device: str, banks: int | None, seed: int) -> tuple[Part, ...]:
     """Make banks of random weights, and run the request on layers as an engine has them."""
-    from rich.console import Console
-
     from sm70_moe.benchmark.place import Place
     from sm70_moe.benchmark.request import HostStopwatch, run
     from sm70_moe.benchmark.session import with_kernels
@@ -52,20 +50,20 @@ def measure(plan: Plan, request: Request, device: str, banks: int | None, seed: 
     assert layout is not None  # the plan is supported
     assert shape is not None
     place = None if device == "cpu" else Place.cuda(device)
-    with place.current() if place else nullcontext(), Console(stderr=True).status("kernels") as status:
+    with place.current() if place else nullcontext(), status("kernels") as said:
         if place is None:
             watch: Stopwatch = HostStopwatch()
             made, count = plan, banks or min(CPU_BANKS, request.layers)
         else:
-            made, watch = with_kernels(plan, layout, status.update), place.watch
+            made, watch = with_kernels(plan, layout, said), place.watch
             count = min(request.layers, how_many(place.free(), layout, shape, banks))
         space = Arena(device)
         space.reserve(made.memory.resident if made.memory else 0)
         backends = {route.backend: backend(made.admission, route.backend) for route in made.routes}
-        status.update(f"filling {count} banks")
+        said(f"filling {count} banks")
         filled = [random_banks(layout, shape, device, seed + n) for n in range(count)]
         layers = [MoELayer(made, each, backends, None, space) for each in filled]
-        return run(request, layers, watch, seed, status.update)
+        return run(request, layers, watch, seed, said)
 
 
 def record(plan: Plan, request: Request, parts: tuple[Part, ...], device: str) -> dict[str, Plain]:
@@ -94,9 +92,8 @@ def tell(plan: Plan, request: Request, parts: tuple[Part, ...], device: str, as_
     found = record(plan, request, parts, device)
     if as_json is not None:
         write("--json", as_json, (json.dumps(found, indent=1) + "\n").encode())
-    out = console()
-    out.print(f"{device}   policy {found['policy']}   {request.layers} layers, experts only")
-    grid = table("phase", "tokens a call", "route", "layer calls", "us a layer", "ms")
+    line(f"{device}   policy {found['policy']}   {request.layers} layers, experts only")
+    grid = Grid("phase", "tokens a call", "route", "layer calls", "us a layer", "ms")
     for p in parts:
         each = (
             p.phase,
@@ -107,7 +104,7 @@ def tell(plan: Plan, request: Request, parts: tuple[Part, ...], device: str, as_
             f"{p.microseconds / 1e3:.2f}",
         )
         grid.add_row(*each)
-    out.print(grid)
+    grid.show()
     for name, spent in phases(parts).items():
-        out.print(f"{name}: {float(str(spent)) / 1e3:.2f} ms")
-    out.print(f"request: {sum(p.microseconds for p in parts) / 1e3:.2f} ms")
+        line(f"{name}: {float(str(spent)) / 1e3:.2f} ms")
+    line(f"request: {sum(p.microseconds for p in parts) / 1e3:.2f} ms")

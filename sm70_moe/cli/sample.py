@@ -7,6 +7,7 @@ from typing import Annotated, TypedDict, cast
 
 import typer
 
+from sm70_moe.cli.output import line, progress
 from sm70_moe.errors import PolicyError
 
 
@@ -45,7 +46,7 @@ def sample(
         sizes["group"] = group
     write(folder, sizes, layers, seed, data=not headers)
     what = "headers of " if headers else ""
-    typer.echo(f"wrote {what}{layers} layer{'s' if layers != 1 else ''} to {folder}")
+    line(f"wrote {what}{layers} layer{'s' if layers != 1 else ''} to {folder}")
 
 
 def geometry(policy: str | None) -> Sizes:
@@ -70,15 +71,7 @@ def geometry(policy: str | None) -> Sizes:
 
 def write(folder: Path, sizes: Sizes, layers: int, seed: int, data: bool) -> None:
     """Write with a progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TimeRemainingColumn
-
     from sm70_moe.checkpoint.sample import write_sample
 
-    with Progress("writing experts", BarColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        write_sample(folder, layers=layers, seed=seed, progress=progress, data=data, **sizes)
+    with progress("writing experts") as bar:
+        write_sample(folder, layers=layers, seed=seed, progress=bar.at, data=data, **sizes)

@@ -13,7 +13,7 @@ import typer
 from sm70_moe.admission.checks.layer import BITS, weight_format
 from sm70_moe.cli.counts import token_counts
 from sm70_moe.cli.opening import Assume
-from sm70_moe.cli.output import AsJson, console, events_to_stderr, print_json, table
+from sm70_moe.cli.output import AsJson, Grid, aside, events_to_stderr, line, print_json, progress
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain, Status, obstacle_text
 from sm70_moe.errors import CheckpointError, SettingsError
@@ -87,9 +87,6 @@ def run(
     assume: str | None,
 ) -> tuple[str, list[Result]]:
     """The layer's name and all results, with a progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from sm70_moe.cli.opening import open_checkpoint
     from sm70_moe.evidence.verification import calls, prepare, verify_layer
     from sm70_moe.runtime.service import AdmissionService
@@ -105,12 +102,11 @@ def run(
             stopped = service.admit(facts).admission.last_resort.obstacles
             texts = "; ".join(f"{f.check}: {obstacle_text(f)} {reason_name(f)}" for f in stopped)
             raise CheckpointError(f"{chosen.name}: no route can run it: {texts}")
-        with Progress(console=Console(stderr=True)) as bar:
-            task = bar.add_task("judging routes", total=calls(moe.plan, counts))
+        with progress("judging routes", calls(moe.plan, counts)) as bar:
             results = []
             for result in verify_layer(moe, checkpoint, chosen, counts, seed):
                 results.append(result)
-                bar.advance(task)
+                bar.advance()
     return chosen.name, results
 
 
@@ -127,7 +123,7 @@ def first_of_ours(checkpoint: Checkpoint, facts_of: Callable[[CheckpointLayer], 
             continue
         if weight_format(facts).status is Status.PASS and facts.bits == BITS:
             if others:
-                typer.echo(f"note: {others[0]}; the layer that is verified is {layer.name}", err=True)
+                aside(f"note: {others[0]}; the layer that is verified is {layer.name}")
             return layer
         bits = f", {facts.bits} bits" if facts.bits is not None else ""
         others.append(f"{layer.name} is not ours (format {facts.format or 'unknown'}{bits})")
@@ -138,8 +134,7 @@ def first_of_ours(checkpoint: Checkpoint, facts_of: Callable[[CheckpointLayer], 
 def show(results: list[Result], peak: int) -> None:
     from sm70_moe.record.explanation import size_text
 
-    out = console()
-    grid = table("route", "backend", "tokens", "judged", "time", "W13", "W2", "sum", "finite", "repeatable", "verdict")
+    grid = Grid("route", "backend", "tokens", "judged", "time", "W13", "W2", "sum", "finite", "repeatable", "verdict")
     for r in results:
         grid.add_row(
             r.route,
@@ -154,13 +149,13 @@ def show(results: list[Result], peak: int) -> None:
             "yes" if r.repeatable else "NO",
             "ok" if r.ok else "EXCEEDED",
         )
-    out.print(grid)
+    grid.show()
     beyond = sorted({expert for r in results for expert in r.beyond})
     if beyond:
         shown = ", ".join(map(str, beyond[:8])) + (f" and {len(beyond) - 8} more" if len(beyond) > 8 else "")
         largest = max(r.largest for r in results)
-        out.print(
+        line(
             f"W2 sums of experts {shown} lie beyond FP16 before the router's weight, up to {largest:.6g}: infinite by "
             "the contract (a slot is rounded to FP16), whatever the weight; activations in FP32 have no such limit"
         )
-    out.print(f"W13, W2 and sum are maximum bound fractions (at most 1); peak memory {size_text(peak)}")
+    line(f"W13, W2 and sum are maximum bound fractions (at most 1); peak memory {size_text(peak)}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import typer
+from sm70_moe.cli.output import line
 
 
 def version() -> None:
     """Print the version."""
     from sm70_moe import __version__
 
-    typer.echo(__version__)
+    line(__version__)

@@ -279,7 +279,7 @@ def reports_of(answers: Sequence[bytes]) -> list[Report]:
     found = [json.loads(answer) for answer in answers]
     refusals = [f"rank {rank} refused: {refused}" for rank, (refused, _) in enumerate(found) if refused]
     if refusals:
-        raise RankDisagreement("\n".join(refusals))
+        raise RankDisagreement(*refusals)
     return [one for _, one in found]
 
 

@@ -44,10 +44,10 @@ def read_operator(
     except PolicyError as error:
         if not problems:
             raise
-        raise SettingsError("\n".join([*problems, *error.problems])) from error
+        raise SettingsError(*problems, *error.problems) from error
     flag_problems(raw, policies, problems)
     if settings is None or problems:
-        raise SettingsError("\n".join(dict.fromkeys(line for text in problems for line in text.splitlines())))
+        raise SettingsError(*dict.fromkeys(problems))
     return settings, policies
 
 

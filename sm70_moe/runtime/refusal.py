@@ -18,4 +18,4 @@ def refusal(admission: Admission, decisions: Iterable[Decision]) -> AdmissionRef
         lines += [f"    {f.check}: {obstacle_text(f)}" for f in decision.obstacles]
     if any(d.outcome is Outcome.REFUSED for d in decisions):
         lines.append("  unset the flag, or set it to 0, to fall back to an older route")
-    return AdmissionRefused(admission.facts.layer, admission.decisions, "\n".join(lines))
+    return AdmissionRefused(admission.facts.layer, admission.decisions, *lines)

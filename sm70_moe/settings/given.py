@@ -98,7 +98,7 @@ def noted(problems: list[str]) -> Iterator[None]:
     try:
         yield
     except SettingsError as problem:
-        problems.append(str(problem))
+        problems += problem.lines
 
 
 class VariableSource(PydanticBaseSettingsSource):

@@ -64,12 +64,20 @@ def from_text(parse: Callable[[str, str], object]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
+class Problems(ValueError):
+    """What pydantic collects: a line for each thing that is wrong."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = tuple(lines)
+        super().__init__("\n".join(lines))
+
+
 def accept(parse: Callable[[str, str], object], name: str, text: str) -> object:
     """Call `parse` and turn its SettingsError into the ValueError that pydantic collects."""
     try:
         return parse(name, text)
     except SettingsError as problem:
-        raise ValueError(str(problem)) from problem
+        raise Problems(problem.lines) from problem
 
 
 def check_given(given: Given) -> Given:
@@ -84,7 +92,7 @@ def check_given(given: Given) -> Given:
             with noted(problems):
                 parse_flag(variable.name, variable.value)
     if problems:
-        raise ValueError("\n".join(problems))
+        raise Problems(problems)
     return given
 
 
@@ -95,7 +103,7 @@ def check_flags(flags: FlagArguments) -> FlagArguments:
         with noted(problems):
             parse_flag(f"argument {name}", text)
     if problems:
-        raise ValueError("\n".join(problems))
+        raise Problems(problems)
     return flags
 
 
@@ -157,7 +165,7 @@ class Settings(BaseSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise SettingsError("\n".join(problem_lines(error))) from error
+            raise SettingsError(*problem_lines(error)) from error
         self._arguments = frozenset(values) & {row.setting for row in SETTINGS}
 
     @classmethod
@@ -233,9 +241,9 @@ class Settings(BaseSettings):
             try:  # not `noted`: this runs for every layer
                 values[name] = self.flag(name, feature.env, STATES[feature.unset])
             except SettingsError as problem:
-                problems.append(str(problem))
+                problems += problem.lines
         if problems:
-            raise SettingsError("\n".join(problems))
+            raise SettingsError(*problems)
         return MappingProxyType(values)
 
     def undeclared(self, policy: FlaggedPolicy) -> Mapping[str, FlagValue]:
@@ -279,7 +287,7 @@ class Settings(BaseSettings):
                 found += (Notice(NoticeKind.UNKNOWN, (f"argument {name}",), nearest_name(name, features)),)
         errors = [notice.text for notice in found if notice.kind is not NoticeKind.CONTAINER]
         if self.strict and errors:
-            raise SettingsError("\n".join(errors))
+            raise SettingsError(*errors)
         return found
 
     def changes(self, now: Settings | Mapping[str, str], aliases: Collection[str] = ()) -> tuple[Change, ...]:
@@ -319,7 +327,9 @@ def problem_lines(error: ValidationError) -> list[str]:
     lines: list[str] = []
     for problem in error.errors():
         cause = problem.get("ctx", {}).get("error")
-        if isinstance(cause, ValueError):
+        if isinstance(cause, Problems):
+            lines += cause.lines
+        elif isinstance(cause, ValueError):
             lines.append(str(cause))
         else:
             place = ".".join(str(part) for part in problem["loc"])

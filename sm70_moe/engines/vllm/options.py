@@ -38,7 +38,7 @@ def read_settings(additional: object) -> Settings:
         with noted(problems):
             parse_flag(f"{OPTION}: {SECTION}.{FLAGS}.{name}", text)
     if problems:
-        raise SettingsError("\n".join(problems))
+        raise SettingsError(*problems)
     values: dict[str, Any] = {
         key: given(key, value) for key, value in table.items() if key != FLAGS and value is not None
     }
@@ -46,7 +46,7 @@ def read_settings(additional: object) -> Settings:
     known = {row.setting for row in FLAG_ROWS} | {name for policy in policies for name in policy.features}
     problems = [unknown(f"{SECTION}.{FLAGS}.{name}", name, sorted(known)) for name in texts if name not in known]
     if problems:
-        raise SettingsError("\n".join(problems))
+        raise SettingsError(*problems)
     return settings
 
 

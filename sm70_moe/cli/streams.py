@@ -51,27 +51,33 @@ def write_aside(text: str) -> None:
 
 
 class Aside:
-    """Standard error as a file that never fails, for what draws progress there."""
+    """Standard error as a file that never fails, for what draws progress there.
+
+    It keeps the stream that it was made with: while progress is drawn, `sys.stderr` is what hands lines to the drawing.
+    """
 
     encoding = "utf-8"
 
+    def __init__(self) -> None:
+        self.stream = sys.stderr
+
     def write(self, text: str) -> int:
-        if sys.stderr is not None:
+        if self.stream is not None:
             try:
-                sys.stderr.write(text)
-                sys.stderr.flush()
+                self.stream.write(text)
+                self.stream.flush()
             except OSError:
-                give_up(sys.stderr)
+                give_up(self.stream)
         return len(text)
 
     def flush(self) -> None:
         self.write("")
 
     def isatty(self) -> bool:
-        return sys.stderr is not None and sys.stderr.isatty()
+        return self.stream is not None and self.stream.isatty()
 
     def fileno(self) -> int:
-        return sys.stderr.fileno()
+        return self.stream.fileno()
 
 
 def give_up(stream: TextIO) -> None:

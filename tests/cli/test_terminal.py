@@ -35,7 +35,7 @@ def harmless(text: str, planted: bool = True) -> None:
     """Every line is what `printable` leaves of it, and none of them is the forged one."""
     lines = text.split("\n")
     assert [line for line in lines if printable(line) != line] == []
-    assert [line for line in lines if line.lstrip().startswith(("error: forged", "forged"))] == []
+    assert [line for line in lines if line.lstrip().startswith("error: forged")] == []
     if planted:
         assert r"evil\x1b[2J" in text
         assert "[red]x" in text
@@ -50,7 +50,7 @@ def planted(good: Path, tmp_path: Path) -> Path:
     arrays |= {f"model.layers.0.mlp.experts.0.up_proj.{HOSTILE}": next(iter(arrays.values()))}
     save_file(arrays, good / "model.safetensors", {HOSTILE: HOSTILE})
     config = json.loads((good / "config.json").read_text())
-    config |= {"model_type": HOSTILE, "dtype": HOSTILE, "hidden_act": HOSTILE, "architectures": [HOSTILE]}
+    config |= {"model_type": HOSTILE, "hidden_act": HOSTILE, "architectures": [HOSTILE]}
     config["quantization_config"] |= {"modules_to_not_convert": [HOSTILE], "backend": HOSTILE, HOSTILE: HOSTILE}
     (good / "config.json").write_text(json.dumps(config))
     return good.rename(tmp_path / NAME)
@@ -68,7 +68,8 @@ def policy(tmp_path: Path) -> Path:
     text = (POLICIES / "sample-awq-tp2.toml").read_text()
     one_line = json.dumps(HOSTILE.replace("\n", "").replace("\r", ""), ensure_ascii=True).replace("\\u009b", "\\u009B")
     lines = [
-        f"{key} = {one_line}" if (key := line.partition(" = ")[0]) in TEXTS else line for line in text.splitlines()
+        f"{key} = {one_line}" if (key := line.partition(" = ")[0].strip()) in TEXTS else line
+        for line in text.splitlines()
     ]
     path = tmp_path / "planted.toml"
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -140,7 +141,7 @@ def test_a_wrong_policy(command, tmp_path: Path, line: str) -> None:
     folder = tmp_path / NAME
     folder.mkdir()
     path = folder / "x.toml"
-    path.write_text(line.format(toml(HOSTILE)) + "\n", encoding="utf-8")
+    path.write_text(line.format(key=toml(HOSTILE), text=toml(HOSTILE)) + "\n", encoding="utf-8")
     tiny = DATA / "tiny-qwen3-moe-awq"
     for arguments in (("policy", "check", path), ("policy", "show", path), ("explain", tiny, "--policy", path)):
         ended = command(*arguments)
@@ -252,7 +253,9 @@ def test_events(capsys: pytest.CaptureFixture[str]) -> None:
     """Errors of the journal, which a command shows as a host would."""
     output.events_to_stderr()
     journal.Journal().event("moe weights", "error", layer=HOSTILE, text=HOSTILE, more=[HOSTILE, {HOSTILE: HOSTILE}])
-    harmless(capsys.readouterr().err)
+    told = capsys.readouterr().err
+    harmless(told, planted=False)  # the values of an event are shown as Python writes them, with the escapes escaped
+    assert r"evil\\x1b[2J" in told
 
 
 def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +272,7 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert "\nerror: forged" not in told
 
 
-WRITERS = {"echo", "secho", "style", "print", "prompt", "confirm", "launch", "edit", "clear", "getLogger", "warn"}
+WRITERS = {"echo", "secho", "print", "prompt", "confirm", "launch", "edit", "clear", "getLogger", "warn"}
 
 
 OTHERS = [path for path in sorted(CLI.glob("*.py")) if path.name not in ("output.py", "streams.py")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from sm70_moe.decision import Decision, Finding, Outcome, Reason
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.declared import capability
 from sm70_moe.layout import BankLayout, Metadata
-from sm70_moe.policy import load_policies, load_policy
+from sm70_moe.policy import load_policies, load_policy, parse_policy
 from sm70_moe.testing import fake_machine, settings
 
 FIRST = load_policy("qwen3.8-flash-next-awq-tp4")
@@ -86,6 +87,33 @@ def test_a_last_resort_that_cannot_run_takes_everything_with_it() -> None:
     batched = admission.decision("batched_banks")
     assert batched.outcome is Outcome.FELL_BACK
     assert Reason.BITS in batched.reasons
+
+
+def test_an_option_of_a_route_that_does_not_run_does_nothing() -> None:
+    """`indexed` honours it: admitted with that route, and not without it, under a check of its own."""
+    check = "option of an admitted route"
+    taken = first({"tune_small_shapes": "1"}).decision("tune_small_shapes")
+    assert (taken.outcome, [f.check for f in taken.findings if f.check == check]) == (Outcome.ADMITTED, [])
+    off = dict.fromkeys((r.feature or "" for r in FIRST.routes if r.backend == "indexed"), "0")
+    idle = first({"tune_small_shapes": "1", **off}).decision("tune_small_shapes")
+    assert passed(idle, "option").observed == "indexed"
+    found = passed(idle, check)
+    assert (found.reason, idle.outcome) == (Reason.OPTION_UNSUPPORTED, Outcome.REFUSED)
+    assert "indexed" not in (found.observed or [])
+
+
+def test_a_feature_that_is_declared_native_needs_a_gpu_whatever_its_backend() -> None:
+    """A policy's word: the portable backend behind it would run anywhere."""
+    text = Path(FIRST.origin).read_text()
+    old = "[features.legacy_single_token]\n"
+    assert text.count(old) == 1
+    declared = parse_policy(text.replace(old, f"{old}native = true\n"))
+    on_cpu = fake_machine(capability=None, build="missing")
+    checks = {}
+    for policy in (FIRST, declared):
+        found = admit(policy, settings(), contract_facts(FIRST, device="cpu"), on_cpu)
+        checks[policy] = {f.check for f in found.decision("legacy_single_token").findings}
+    assert checks[declared] - checks[FIRST] == {"device", "native build", "native image", "self-test"}
 
 
 def test_routes_and_features_keep_their_kind_on_a_layer_that_is_not_ours() -> None:
@@ -196,6 +224,7 @@ def test_sizes_that_an_order_does_not_hold() -> None:
     found = unheld(banks(intermediate=176))
     assert (found.check, found.reason, found.expected) == ("bank order", Reason.BANK_SIZES, "sizes that octet32 holds")
     assert str(found.observed).startswith("W2: ")
+    assert found.observed == fault(candidates(banks())[0], banks(intermediate=176))
 
 
 def test_the_last_route_is_asked_first_and_the_rest_in_order() -> None:

@@ -93,6 +93,7 @@ def test_a_fallback_says_which_rank_and_why() -> None:
     """The finding holds rank, layer, feature and that rank's reasons, as plain values; only on the other ranks."""
     with_it, also, lacking, off = fall_back([plan(), plan(), plan(build="missing"), plan({"qpn_m1": "0"})])
     (finding,) = [f for f in with_it.admission.decision("qpn_m1").obstacles if f.check == "other ranks"]
+    assert finding.expected == "admitted on every rank"
     assert finding.observed == [
         {
             "rank": 2,

@@ -95,6 +95,7 @@ class Runs:
     [
         (True, {}, 32, 3210),  # 32 tokens
         (True, {}, 4, 410),
+        (True, {}, 9, 910),  # the first count of another route
         (True, {"grouped_batch": "0"}, 32, 810),  # the longest call that is left has 8
         (False, {}, 32, 0),  # the portable one asks torch
     ],

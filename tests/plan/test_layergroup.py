@@ -68,6 +68,14 @@ def test_only_the_last_number_that_is_the_index_is_collapsed() -> None:
     assert [g.name for g in collapse(found)] == ["model.1.layers.1-2.mlp.experts", "model.2.layers.3.experts"]
 
 
+def test_a_name_may_end_in_its_index_or_be_it() -> None:
+    """The last part is one like the others."""
+    for before in ("layers.", "model.3.", ""):
+        names = [(f"{before}{i}", i) for i in (3, 4)]
+        found = [admit(FIRST, settings(), contract_facts(FIRST, n, index=i), fake_machine()) for n, i in names]
+        assert [g.name for g in collapse(found)] == [f"{before}3-4"]
+
+
 def test_a_number_in_another_part_of_the_name_is_left_alone() -> None:
     """Only the part that is the index changes."""
     names = [(f"qwen3.layers.{i}.experts", i) for i in (3, 4, 5)]

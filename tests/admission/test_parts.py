@@ -152,6 +152,15 @@ def test_a_flag_of_no_policy_at_all() -> None:
     assert GENERIC.name in finding.hint
 
 
+def test_objections_from_elsewhere_are_findings_and_are_kept() -> None:
+    """Of other ranks, or of a proof: whoever decides the layer again has them."""
+    given = {"qpn_m1": Finding.failed("other ranks", Reason.RANKS_DISAGREE, "admitted on every rank", [])}
+    found = admit(FIRST, settings(), contract_facts(FIRST), fake_machine(), given)
+    assert found.objections == given
+    assert found.decision("qpn_m1").obstacles == (given["qpn_m1"],)
+    assert first().objections == {}
+
+
 # --- layouts
 
 

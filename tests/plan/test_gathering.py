@@ -17,18 +17,22 @@ GROUP: Any = object()
 class Transport:
     """Three ranks, of which this is number 1; the others' answers by rank. A group's rank n is n + 10 in the whole."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: dict[int, bytes], backend: str = "gloo") -> None:
-        self.answers, self.sent, self.asked = answers, [], []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: dict[int, bytes], group: Any = None) -> None:
+        self.answers, self.group, self.sent, self.asked = answers, group, [], []
         self.received: dict[int, int] = {}
         for name, value in {
-            "get_backend": lambda group: backend,
-            "get_rank": lambda group: 1,
-            "get_world_size": lambda group: 3,
-            "get_global_rank": lambda group, rank: rank + 10,
+            "get_backend": lambda group: self.of(group, "gloo"),
+            "get_rank": lambda group: self.of(group, 1),
+            "get_world_size": lambda group: self.of(group, 3),
+            "get_global_rank": lambda group, rank: self.of(group, rank + 10),
             "irecv": self.irecv,
             "isend": self.isend,
         }.items():
             monkeypatch.setattr(dist, name, value)
+
+    def of(self, group: Any, answer: Any) -> Any:
+        assert group is self.group
+        return answer
 
     def irecv(self, tensor: torch.Tensor, there: int, group: Any, tag: int) -> None:
         assert tag == TAG
@@ -50,7 +54,7 @@ class Transport:
 @pytest.mark.parametrize(("group", "first", "last"), [(None, 0, 2), (GROUP, 10, 12)])
 def test_everybody_gets_everything(group: Any, first: int, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths first, then texts of their own lengths, to each other rank by its number in the whole."""
-    transport = Transport(monkeypatch, {first: b"longer", last: b"x"})
+    transport = Transport(monkeypatch, {first: b"longer", last: b"x"}, group)
     assert gather(b"own", group, 5.0) == [b"longer", b"own", b"x"]
     text = [ord(letter) for letter in "own"]
     assert transport.sent == [
@@ -65,6 +69,7 @@ def test_peers_are_all_but_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the whole they have their own numbers."""
     Transport(monkeypatch, {})
     assert peers(None) == {0: 0, 2: 2}
+    Transport(monkeypatch, {}, GROUP)
     assert peers(GROUP) == {0: 10, 2: 12}
 
 

@@ -177,7 +177,8 @@ def policy_for(sizes: Sizes, order: str, metadata: str) -> Policy:
 @dataclass(slots=True)
 class Layers:
     """Makes layers. The machine is probed once with dependent launch and once without, so that
-    self-tests run once; a layer has a service of its own, since a capture closes it."""
+    self-tests run once; a layer has a service of its own, since a capture closes it. Kernels are the
+    build's own, whether or not there is a compiler, but for BF16, which no build has."""
 
     kept: dict[tuple[Sizes, int], Weights] = field(default_factory=dict)
     made: dict[tuple[Sizes, str, str, bool], Subject] = field(default_factory=dict)
@@ -185,7 +186,7 @@ class Layers:
 
     def machine(self, dependent: bool = True) -> Machine:
         if dependent not in self.machines:
-            asked = settings(SM70_MOE_DEPENDENT_LAUNCH=str(int(dependent)))
+            asked = settings(SM70_MOE_DEPENDENT_LAUNCH=str(int(dependent)), SM70_MOE_KERNEL_CACHE="0")
             self.machines[dependent] = AdmissionService(asked).machine
         return self.machines[dependent]
 
@@ -228,7 +229,7 @@ class Layers:
 
     def in_bfloat16(self, **sizes: int) -> Subject | str:
         """A layer whose engine runs BF16, with a shipped policy; text says why it has no native route."""
-        found, service = Sizes(**sizes), AdmissionService(settings(), machine=self.machine())
+        found, service = Sizes(**sizes), AdmissionService(settings())
         facts = replace(self.facts(self.service(found, flag=None)), activations="bfloat16")
         decision = service.admit(facts).admission.decision("native_decode")
         if not decision.admitted:

@@ -8,12 +8,15 @@ from sm70_moe.plan.plan import Plan
 EVERYTHING = "all tokens"
 
 
-def slow_tokens(plan: Plan) -> str:
-    """Token counts whose first route is portable: "9+ tokens", "all tokens"; "" if every one has a native route."""
+def slow_tokens(plan: Plan, most: int | None = None) -> str:
+    """Token counts whose first route is portable: "9+ tokens", "all tokens"; "" if every one has a native route.
+
+    `most`: no call is longer.
+    """
     starts, spans = plan.token_starts, []
     for place, first in enumerate(starts):
         after = starts[place + 1] if place + 1 < len(starts) else None
-        if not is_native(plan, first):
+        if (most is None or first <= most) and not is_native(plan, first):
             spans.append((first, None if after is None else after - 1))
     joined: list[tuple[int, int | None]] = []
     for first, last in spans:

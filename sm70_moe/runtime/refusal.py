@@ -7,6 +7,21 @@ from collections.abc import Iterable
 from sm70_moe.admission.admit import Admission
 from sm70_moe.decision import Decision, Outcome, obstacle_text
 from sm70_moe.errors import AdmissionRefused
+from sm70_moe.plan.plan import Plan
+from sm70_moe.settings.flags import FlagState
+
+
+def refuse_unmet(plans: Iterable[Plan]) -> None:
+    """Raise AdmissionRefused if a feature that is required was admitted for no layer at all."""
+    required: dict[str, list[tuple[Plan, Decision]]] = {}
+    for plan in plans:
+        for decision in plan.decisions:
+            if decision.flag == FlagState.REQUIRE:
+                required.setdefault(decision.flag_source or "", []).append((plan, decision))
+    for asked in required.values():
+        if not any(decision.admitted for _, decision in asked):
+            plan, decision = asked[0]
+            raise refusal(plan.admission, [decision])
 
 
 def refusal(admission: Admission, decisions: Iterable[Decision]) -> AdmissionRefused:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sm70_moe.admission.admit import Admission, admit
-from sm70_moe.decision import Decision, Finding, Status, obstacle_text
+from sm70_moe.decision import Finding, Status, obstacle_text
 from sm70_moe.errors import DriftError, RankDisagreement, Sm70MoeError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.living import Living
@@ -31,10 +31,9 @@ from sm70_moe.policy import Policy, choose_policy, read_operator
 from sm70_moe.record.journal import Journal
 from sm70_moe.record.sink import Sink, Sinks
 from sm70_moe.runtime.kernels import Kernels, SecondTry
-from sm70_moe.runtime.refusal import refusal
+from sm70_moe.runtime.refusal import refusal, refuse_unmet
 from sm70_moe.runtime.summary import Summary
 from sm70_moe.runtime.wants import wants_native, wants_tuning
-from sm70_moe.settings.flags import FlagState
 from sm70_moe.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -78,6 +77,7 @@ class AdmissionService(Living):
         self._refused: dict[str, Admission] = {}
         self._closed = self._tuned = False
         self._told: Summary | None = None
+        self._left: dict[str, str] = {}
         self._maker: Maker | None = None
         self._layers: weakref.WeakValueDictionary[str, MoELayer] = weakref.WeakValueDictionary()
         self._captures: set[tuple[str, int, str | None]] = set()
@@ -258,13 +258,18 @@ class AdmissionService(Living):
         with self._lock:
             return tuple(self._plans.values())
 
+    def leave(self, layer: str, why: str) -> None:
+        """An admitted layer stays with the engine, which runs it itself: the summary counts it so, and says why."""
+        with self._lock:
+            self._left[layer] = why
+
     def summary(self) -> Summary:
         """Counts over all layers so far, refused ones too; told to the sinks if it is news, as are the proofs."""
         proven = self._maker.prover.news() if self._maker else None
         if proven is not None:
             self._sinks.event("moe proven", "info", **proven)
         with self._lock:
-            summary = Summary.of(self._plans.values(), self._refused.values())
+            summary = Summary.of(self._plans.values(), self._refused.values(), self._left)
             if self._told == summary:
                 return summary
             self._told = summary
@@ -298,7 +303,7 @@ class AdmissionService(Living):
         if not self._tuned and any(map(wants_tuning, self.plans())):
             self._sinks.event("moe tuning", "warning", text="asked for, but AdmissionService.tune was not called")
         self._sinks.flush()
-        self._refuse_unmet()
+        refuse_unmet(self.plans())
         changed = [f for f in self.drift() if f.status is Status.FAIL]
         if changed and any(p.on.drift == "raise" for p in self.policies):
             raise DriftError(changed, "; ".join(f"{f.check}: {obstacle_text(f)}" for f in changed))
@@ -320,17 +325,6 @@ class AdmissionService(Living):
             self._warned.add((file, text))
         if not told:
             self._sinks.event(event, "warning", file=str(file), text=f"{file}: {text}")
-
-    def _refuse_unmet(self) -> None:
-        required: dict[str, list[tuple[Plan, Decision]]] = {}
-        for plan in self.plans():
-            for decision in plan.decisions:
-                if decision.flag == FlagState.REQUIRE:
-                    required.setdefault(decision.flag_source or "", []).append((plan, decision))
-        for asked in required.values():
-            if not any(decision.admitted for _, decision in asked):
-                plan, decision = asked[0]
-                raise refusal(plan.admission, [decision])
 
     def _probe(self) -> Machine:
         return probe(

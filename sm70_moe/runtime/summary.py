@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from sm70_moe.admission.admit import Admission
 from sm70_moe.decision import Plain
@@ -16,7 +18,8 @@ class Summary:
     """Over all layers so far: how many each feature was admitted for, and how many can run at all.
 
     `native` have a native route for every token count; `slow` says for which the others take the portable one,
-    and how many they are; `gpu`, whether any layer is on one.
+    and how many they are; `gpu`, whether any layer is on one. `left` stay with the engine, which runs them itself, by
+    why; they count as neither.
     """
 
     layers: int
@@ -25,10 +28,13 @@ class Summary:
     native: int = 0
     slow: dict[str, int] = field(default_factory=dict)
     gpu: bool = False
+    left: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plans: Iterable[Plan], refused: Iterable[Admission]) -> Summary:
-        """Of all layers that were decided; refused ones run nowhere."""
+    def of(
+        cls, plans: Iterable[Plan], refused: Iterable[Admission], left: Mapping[str, str] = MappingProxyType({})
+    ) -> Summary:
+        """Of all layers that were decided; refused ones run nowhere. `left` has the engine's own, and why they are."""
         planned = list(plans)
         admissions = [*(plan.admission for plan in planned), *refused]
         counts: dict[str, int] = {}
@@ -37,7 +43,8 @@ class Summary:
         supported = sum(a.supported and not a.refused for a in admissions)
         devices = [admission.device for admission in admissions]
         gpu = any(device is not None and device.architecture.startswith("sm_") for device in devices)
-        return cls(len(admissions), supported, counts, *speeds(planned), gpu)
+        ours = [plan for plan in planned if plan.layer not in left]
+        return cls(len(admissions), supported, counts, *speeds(ours), gpu, dict(Counter(left.values())))
 
     @property
     def level(self) -> str:
@@ -51,6 +58,7 @@ class Summary:
             "supported": self.supported,
             "native": self.native,
             "slow": self.slow,
+            "left": self.left,
             "admitted": {name: f"{count}/{self.layers}" for name, count in self.admitted.items()},
             "text": str(self),
         }
@@ -61,10 +69,11 @@ class Summary:
 
     @property
     def speed(self) -> str:
-        """ "native 48/48", "portable 48/48 (slow: 9+ tokens)", or both."""
-        native = [f"native {self.native}/{self.layers}"] if self.native or not self.slow else []
+        """ "native 48/48", "portable 48/48 (slow: 9+ tokens)", what was left to the engine and why, or several."""
+        native = [f"native {self.native}/{self.layers}"] if self.native or not (self.slow or self.left) else []
         slow = [f"portable {count}/{self.layers} (slow: {text})" for text, count in self.slow.items()]
-        return ", ".join([*native, *slow])
+        left = [f"left to the engine {count}/{self.layers} ({why})" for why, count in self.left.items()]
+        return ", ".join([*native, *slow, *left])
 
 
 def speeds(plans: Iterable[Plan]) -> tuple[int, dict[str, int]]:

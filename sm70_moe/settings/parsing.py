@@ -48,6 +48,17 @@ def parse_assumption(variable: str, text: str) -> str:
     return text
 
 
+TAKES = ("native", "all", "none")
+"""Layers that are taken from an engine which can run them itself, by what our routes there are."""
+
+
+def parse_take(variable: str, text: str) -> str:
+    """Read which layers to take from an engine: one of `TAKES`."""
+    if text not in TAKES:
+        raise SettingsError(f"{variable}={text!r}: accepted are {', '.join(TAKES)}")
+    return text
+
+
 def rooted(path: Path | bool | None) -> Path | bool | None:
     """The place that was meant when settings were read, wherever the process goes later."""
     return path.absolute() if isinstance(path, Path) else path

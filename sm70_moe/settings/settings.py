@@ -28,6 +28,7 @@ from sm70_moe.settings.parsing import (
     parse_name,
     parse_path,
     parse_place,
+    parse_take,
     parse_tokens,
     rooted,
 )
@@ -154,6 +155,8 @@ class Settings(BaseSettings):
     """Native routes are tried on a layer's own banks before they are kept."""
     assume: Annotated[str | None, from_text(parse_assumption)] = None
     """What is taken for what is not known of a layer's arithmetic; None takes nothing."""
+    take: Annotated[str, from_text(parse_take)] = "native"
+    """Layers taken from an engine that can run them itself: with native routes for all its calls, "all", or "none"."""
     model_types: Place = None
     """A file with rows of model types before the package's (`checkpoint/model_types.toml`)."""
     persistent_tokens: Annotated[int, from_text(parse_tokens), Field(ge=0, le=MOST_RESIDENT_TOKENS)] = 0

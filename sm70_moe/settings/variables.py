@@ -89,6 +89,12 @@ SETTINGS = (
         "nothing is assumed",
     ),
     Known(
+        "take",
+        ("SM70_MOE_TAKE",),
+        "Of layers that an engine could run: `native` takes those with native routes for all calls; `all`; `none`.",
+        "`native`",
+    ),
+    Known(
         "model_types",
         ("SM70_MOE_MODEL_TYPES",),
         "File that says what model types compute, before the package's own table.",

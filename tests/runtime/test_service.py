@@ -188,6 +188,32 @@ def test_a_required_flag_asks_for_one_layer_that_is_ours() -> None:
     assert mixed.close().admitted["qpn_m1"] == 1
 
 
+def test_layers_that_stay_with_the_engine_are_counted_by_why() -> None:
+    """They are neither native nor slow: nothing of ours runs them."""
+    service = AdmissionService(settings(), policy=FIRST, machine=fake_machine())
+    for index in range(3):
+        service.admit(facts(index))
+    service.leave(facts(1).layer, "nobody asked")
+    service.leave(facts(2).layer, "nobody asked")
+    with capture_logs() as events:
+        summary = service.summary()
+    assert (summary.native, summary.slow, summary.left) == (1, {}, {"nobody asked": 2})
+    assert "native 1/3, left to the engine 2/3 (nobody asked)" in str(summary)
+    (told,) = [event for event in events if event["event"] == "moe summary"]
+    assert told["left"] == {"nobody asked": 2}
+
+
+@pytest.mark.parametrize(
+    ("most", "slow"),
+    [(1, ""), (8, ""), (9, "9+ tokens"), (8192, "9+ tokens"), (None, "9+ tokens")],
+)
+def test_calls_that_an_engine_never_sends_are_not_slow(most: int | None, slow: str) -> None:
+    """Up to the longest call, by routes that begin at or below it."""
+    flags = {"grouped_batch": "0", "indexed_prefill": "0", "native_prefill": "0"}
+    plan = AdmissionService(settings(flags), policy=FIRST, machine=fake_machine()).admit(facts(0))
+    assert slow_tokens(plan, most) == slow
+
+
 def test_the_summary_says_what_is_native_and_what_is_slow() -> None:
     """By the first route of every token count: decoding is native here, larger calls are not unless flags let them."""
     whole = AdmissionService(settings(), policy=FIRST, machine=fake_machine())

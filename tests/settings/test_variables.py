@@ -51,6 +51,7 @@ def test_the_known_names_are_these() -> None:
         "SM70_MOE_PROOF",
         "SM70_MOE_QPN_M1",
         "SM70_MOE_STRICT",
+        "SM70_MOE_TAKE",
         "SM70_MOE_TUNE_SMALL_SHAPES",
         "VLLM_SM70_AWQ_MOE_BATCHED_GEMM",
         "VLLM_SM70_AWQ_MOE_BATCHED_LAYER_ALLOWLIST",

@@ -20,7 +20,7 @@ from sm70_moe.engines.transformers.linears import place_linears
 from sm70_moe.engines.transformers.names import Names
 from sm70_moe.engines.transformers.placing import PlacedLayer, kinds_beside, open_checkpoint, place_layers
 from sm70_moe.engines.transformers.stored import Stored
-from sm70_moe.errors import BackendError
+from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.reading.source import CheckpointSource
 from sm70_moe.runtime.service import AdmissionService
 
@@ -78,6 +78,11 @@ class Loading:
 
     def __init__(self, model: Any, files: list[str] | None) -> None:
         self.service = AdmissionService(rank=_rank())
+        if self.service.settings.take == "none":
+            raise SettingsError(
+                "SM70_MOE_TAKE='none': transformers cannot run these experts without this package, so nobody could "
+                "be left with them; accepted are native and all"
+            )
         self.checkpoint: Checkpoint = open_checkpoint(files, read_model_types(self.service.settings.model_types))
         names, beside = Names(model), kinds_beside(self.checkpoint)
         layers = place_layers(self.checkpoint, model, names, beside)

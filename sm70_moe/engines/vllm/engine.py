@@ -18,12 +18,14 @@ from sm70_moe.engines.vllm.host import symbol
 from sm70_moe.engines.vllm.limits import require_possible
 from sm70_moe.engines.vllm.names import SECTION
 from sm70_moe.engines.vllm.options import read_settings
-from sm70_moe.errors import BackendError
+from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.plan.plan import Plan
+from sm70_moe.plan.speed import slow_tokens
 from sm70_moe.runtime.layer import MoELayer
 from sm70_moe.runtime.service import AdmissionService
 from sm70_moe.runtime.wants import wants_tuning
+from sm70_moe.settings.flags import FlagState
 
 PLANS = f"{SECTION}.plans"
 """Key of `additional_config` under which the plans' digest stands, once they are agreed."""
@@ -57,6 +59,25 @@ class Engine:
     def admit(self, facts: LayerFacts) -> Plan:
         """Decide a layer; raises AdmissionRefused where an explicit `1` cannot be honoured."""
         return self.service.admit(facts)
+
+    def spared(self, plan: Plan) -> str:
+        """Why an admitted layer is better left to a host that can run it; "" if it is ours.
+
+        Raises SettingsError where nothing may be taken, and a flag asks for this layer.
+        """
+        take = self.service.settings.take
+        required = [d.feature for d in plan.decisions if d.flag == FlagState.REQUIRE and d.admitted]
+        if take == "none":
+            if required:
+                raise SettingsError(
+                    f"SM70_MOE_TAKE='none' leaves {plan.layer} to vLLM, and flags at 1 ask for {', '.join(required)}; "
+                    "accepted are native or all, or flags that are unset or 0"
+                )
+            return "SM70_MOE_TAKE=none"
+        slow = slow_tokens(plan, self.host.scheduler_config.max_num_batched_tokens)
+        if take == "all" or required or not slow:
+            return ""
+        return f"portable for {slow} here; SM70_MOE_TAKE=all takes them"
 
     @contextmanager
     def deciding(self) -> Iterator[None]:

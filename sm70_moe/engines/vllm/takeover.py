@@ -60,6 +60,10 @@ class Takeover:
         quantization = declared(self.rules(), layer, prefix, names)
         plan = engine.admit(layer_facts(layer, prefix, quantization, engine.host, engine.model))
         if plan.supported:
+            spared = engine.spared(plan)
+            kept = self._kept_by_the_host(layer, prefix, engine, spared) if spared else None
+            if kept is not None:
+                return engine.leave(kept)
             require_known(layer, prefix)
             return ExpertsMethod(engine, plan, layer, names)
         if quantization.format == "none":
@@ -68,6 +72,18 @@ class Takeover:
             # vLLM would make one kind of parameter for all, and leave those without a tensor as memory was
             raise AdmissionRefused(prefix, plan.decisions, f"{prefix}: {quantization.packing}")
         return engine.leave(self._of_the_host(layer, prefix, engine, reasons(plan)))
+
+    def _kept_by_the_host(self, layer: Any, prefix: str, engine: Engine, spared: str) -> Any:
+        """The host's own method for a layer that we could run; None if it has none and may be helped."""
+        try:
+            method = super().get_quant_method(layer, prefix)  # type: ignore[misc]  # as above
+        except Exception as error:
+            if engine.service.settings.take != "none":
+                return None
+            error.add_note(f"{QUANTIZATION} left {prefix} to vLLM: {spared}")
+            raise
+        engine.service.leave(prefix, spared)
+        return method
 
     def _of_the_host(self, layer: Any, prefix: str, engine: Engine, why: str) -> Any:
         try:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from sm70_moe.engines.transformers import Sm70MoeExperts, flips, use_sm70_moe
 from sm70_moe.engines.transformers.quantizer import device_of, require_one_rank
-from sm70_moe.errors import AdmissionRefused, BackendError, CheckpointError
+from sm70_moe.errors import AdmissionRefused, BackendError, CheckpointError, SettingsError
 
 EXPERTS = "model.layers.1.mlp.experts"
 
@@ -55,6 +55,15 @@ DAMAGES = {
         "model.layers.0.self_attn.q_proj.scales",
     ),
 }
+
+
+def test_nobody_else_could_run_what_is_not_taken(
+    make: Callable[..., Any], load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`SM70_MOE_TAKE=none` has no meaning here, and is not read as one."""
+    monkeypatch.setenv("SM70_MOE_TAKE", "none")
+    with pytest.raises(SettingsError, match="SM70_MOE_TAKE='none'.*accepted are native and all"):
+        load(make().packed)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

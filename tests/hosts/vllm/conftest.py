@@ -63,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("error:::sm70_moe"))
 
 
+@pytest.fixture(autouse=True)
+def taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer that we can run: a processor has no native route, and some run 4-bit experts themselves."""
+    monkeypatch.setenv("SM70_MOE_TAKE", "all")
+
+
 def decoded(tensors: Mapping[str, Any], name: str) -> Any:
     """FP16 weights (K, N) of an AWQ matrix, by CONTRACT 6 and 8 and nothing of the package."""
     nibbles = (0, 4, 1, 5, 2, 6, 3, 7)

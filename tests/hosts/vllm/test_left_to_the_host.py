@@ -105,3 +105,44 @@ def test_what_no_route_can_run_is_left_to_the_host_with_our_reason(see, experts_
     assert (layers, summary["layers"], summary["supported"]) == (
         ({"0-1"}, 2, 0) if alone.error is None else ({"0"}, 1, 0)
     )
+
+
+PRETENDED = pytest.mark.parametrize("processor", ["with a kernel", "without one"], indirect=True)
+
+
+@PRETENDED
+def test_what_is_slow_here_stays_with_a_host_that_can_run_it(
+    see, experts_only, tmp_path, journal, processor, monkeypatch
+):
+    """By default: portable routes are for layers that nobody else can run."""
+    monkeypatch.delenv("SM70_MOE_TAKE")
+    seen = see(experts_only.write(tmp_path / "m"))
+    assert seen.error is None
+    (summary,) = journal("moe summary")
+    if processor == "with a kernel":
+        assert seen.methods == HOST_S_OWN
+        assert summary["left"] == {"portable for all tokens here; SM70_MOE_TAKE=all takes them": 2}
+        assert (summary["native"], summary["slow"]) == (0, {})
+    else:
+        assert {name.rpartition(".")[2] for name in seen.methods} == {"ExpertsMethod"}
+        assert (summary["left"], summary["slow"]) == ({}, {"all tokens": 2})
+
+
+@PRETENDED
+def test_nothing_is_taken(see, experts_only, tmp_path, processor, monkeypatch):
+    """`none`: as without us, and the host's refusal says who decided it."""
+    monkeypatch.setenv("SM70_MOE_TAKE", "none")
+    seen = see(experts_only.write(tmp_path / "m"))
+    require_the_host_s(seen, processor)
+    said = "sm70_awq left model.layers.0.mlp.experts to vLLM: SM70_MOE_TAKE=none"
+    assert seen.notes == ([] if processor == "with a kernel" else [said])
+
+
+def test_nothing_is_taken_that_a_flag_asks_for(see, experts_only, tmp_path, monkeypatch):
+    """Two wishes that exclude each other are refused, and the error has both."""
+    monkeypatch.setenv("SM70_MOE_TAKE", "none")
+    monkeypatch.setenv("SM70_MOE_BATCHED_BANKS", "1")
+    seen = see(experts_only.write(tmp_path / "m"))
+    assert seen.error is not None
+    assert "SM70_MOE_TAKE" in str(seen.error)
+    assert "batched_banks" in str(seen.error)

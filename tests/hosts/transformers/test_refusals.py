@@ -62,7 +62,7 @@ def test_nobody_else_could_run_what_is_not_taken(
 ) -> None:
     """`SM70_MOE_TAKE=none` has no meaning here, and is not read as one."""
     monkeypatch.setenv("SM70_MOE_TAKE", "none")
-    with pytest.raises(SettingsError, match="SM70_MOE_TAKE='none'.*accepted are native and all"):
+    with pytest.raises(SettingsError, match=r"SM70_MOE_TAKE='none'.*accepted are native and all"):
         load(make().packed)
 
 

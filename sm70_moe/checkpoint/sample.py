@@ -30,7 +30,7 @@ DEFAULT_SHARD_BYTES = 2_000_000_000
 CODE_SPREAD = 6.5
 """Standard deviation of code - zero, both uniform in 0..15."""
 NEGATIVE = 0.05
-"""Share of scales that are negative, as symmetric quantisers write them (FORMATS 3)."""
+"""Share of scales that are negative, as symmetric quantisers write them."""
 SUBNORMAL = 0.01
 """Share of scales below the smallest normal FP16."""
 

@@ -22,7 +22,7 @@ Order = tuple[int, int, int, int, int, int, int, int]
 INTERLEAVED: Order = (0, 4, 1, 5, 2, 6, 3, 7)
 """AWQ's order (CONTRACT 6)."""
 STRAIGHT: Order = (0, 1, 2, 3, 4, 5, 6, 7)
-"""Lowest nibble first, as GPTQ and compressed-tensors pack (FORMATS 5, 6)."""
+"""Lowest nibble first, as GPTQ and compressed-tensors pack."""
 
 ONE_EACH = 0x11111111
 """One in every nibble of a word."""
@@ -114,7 +114,7 @@ class Format:
     def parts(self, present: Collection[str], zero_point: bool | None, stacked: bool = False) -> tuple[Part, ...]:
         """The tensors that every matrix needs, given the kinds that some matrix has.
 
-        A symmetric file may store its zeros, all 8, or leave them out (FORMATS 3).
+        A symmetric file may store its zeros, all 8, or leave them out (docs/formats.md).
         """
         wanted = {self.codes.kind: True, self.scales.kind: True}
         wanted[self.zeros.kind] = self.zeros_always or zero_point is not False or self.zeros.kind in present
@@ -153,7 +153,7 @@ GPTQ_V1 = Format(
     name="gptq",
     packing="gptq",
     codes=GPTQ_V2.codes,
-    # stored is the word of zeros minus ONE_EACH: a zero of 0 borrows from the next column (FORMATS 5)
+    # stored is the word of zeros minus ONE_EACH: a zero of 0 borrows from the next column
     zeros=Part("qzeros", WORD, (GROUP, N_WORDS), STRAIGHT, plus=ONE_EACH),
     scales=GPTQ_V2.scales,
     zeros_always=True,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sm70_moe.admission.admit import Admission, admit, resident_tokens
+from sm70_moe.admission.checks.layer import look_at
 from sm70_moe.admission.exemplar import contract_facts
 from sm70_moe.admission.negotiation import (
     Banks,
@@ -16,6 +17,7 @@ from sm70_moe.admission.negotiation import (
     decided,
     divisors,
     fault,
+    groups,
     metadata_kinds,
     negotiate,
     unheld,
@@ -24,7 +26,7 @@ from sm70_moe.decision import Decision, Finding, Outcome, Reason
 from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.declared import capability
 from sm70_moe.layout import BankLayout, Metadata
-from sm70_moe.policy import load_policies, load_policy, parse_policy
+from sm70_moe.policy import Check, load_policies, load_policy, parse_policy
 from sm70_moe.testing import fake_machine, settings
 
 FIRST = load_policy("qwen3.8-flash-next-awq-tp4")
@@ -161,6 +163,21 @@ def test_objections_from_elsewhere_are_findings_and_are_kept() -> None:
     assert first().objections == {}
 
 
+def test_a_route_without_a_flag_falls_back_unless_it_is_the_last() -> None:
+    """Only what the last resort lacks makes a layer unsupported."""
+    text = Path(FIRST.origin).read_text()
+    place = text.rindex("[[route]]")
+    free = '[[route]]\nname = "free"\nbackend = "legacy"\norder = "octet32"\ntokens = { from = 5000 }\n\n'
+    policy = parse_policy(text[:place] + free + text[place:])
+    assert policy.routes[-1].name == "legacy"
+    against = Finding.failed("elsewhere", Reason.PROOF_FAILED, 1, 2)
+    outcomes = {}
+    for name in ("free", "legacy"):
+        found = admit(policy, settings(), contract_facts(FIRST), fake_machine(), {name: against})
+        outcomes[name] = (found.decision(name).outcome, found.supported)
+    assert outcomes == {"free": (Outcome.FELL_BACK, True), "legacy": (Outcome.UNSUPPORTED, False)}
+
+
 # --- layouts
 
 
@@ -187,6 +204,19 @@ def test_kinds_of_metadata() -> None:
     assert metadata_kinds([says, silent], [silent]) == (Metadata.FOUR_BYTE,)
     assert metadata_kinds([silent], [silent]) == tuple(Metadata)
     assert next(iter(Metadata)) is Metadata.FOUR_BYTE
+
+
+def test_groups_of_a_contract_are_those_that_an_admitted_feature_insists_on() -> None:
+    """Else the widest that the layer has, and its divisors; none of a layer that cannot be cut."""
+    layer = look_at(contract_facts(FIRST, intermediate=2048, checkpoint_group=128))
+    insists, silent = FIRST.features["compact_metadata"], FIRST.features["batched_banks"]
+    assert Check.PREPARED_GROUP in insists.checks
+    assert Check.PREPARED_GROUP not in silent.checks
+    assert groups(FIRST, layer, [silent, insists]) == (32,)
+    assert groups(FIRST, layer, [silent]) == (128, 64, 32)
+    assert groups(FIRST, layer, []) == (128, 64, 32)
+    assert groups(GENERIC, layer, [insists]) == (128, 64, 32)
+    assert groups(FIRST, look_at(contract_facts(FIRST, tensor_parallel=8)), [insists]) == ()
 
 
 def test_groups_that_divide() -> None:

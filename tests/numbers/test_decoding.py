@@ -12,6 +12,7 @@ from sm70_moe.errors import CheckpointError
 from sm70_moe.numbers.codes import Codes
 from sm70_moe.numbers.decoding import decode, encode, pack_part, unpack_part
 from sm70_moe.numbers.formats import AWQ, COMPRESSED, FORMATS, GPTQ_V1, GPTQ_V2, Axis, Format, accepted, find
+from sm70_moe.numbers.rowwords import unpack_rows
 from sm70_moe.numbers.words import pack, unpack
 
 EIGHT = torch.arange(8, dtype=torch.uint8)
@@ -198,3 +199,32 @@ def test_bf16_scales_are_decoded_as_fp16() -> None:
     stored["scales"][1, 3] = float("nan")
     with pytest.raises(CheckpointError, match=r"^layer\.0\.scales: scale nan of group 1 of rows, column 3"):
         decode(AWQ, stored, (0, 1), "layer.0.")
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: f"{form.name}-{form.packing}")
+def test_which_tensors_a_matrix_must_have(form: Format) -> None:
+    """Codes and scales always; zeros unless the file is symmetric; row groups where they are; sizes by expert."""
+
+    def kinds(zero_point: bool | None = True, present: frozenset[str] = frozenset(), stacked: bool = False) -> set[str]:
+        return {part.kind for part in form.parts(present, zero_point, stacked)}
+
+    needed = {form.codes.kind, form.scales.kind}
+    sizes = set() if form.sizes is None else {form.sizes.kind}
+    zeros, index = form.zeros.kind, form.index.kind if form.index else None
+    assert kinds() == needed | {zeros} | sizes
+    assert kinds(None) == needed | {zeros} | sizes
+    assert kinds(False) == needed | sizes | ({zeros} if form.zeros_always else set())
+    assert kinds(False, frozenset({zeros})) == needed | sizes | {zeros}
+    assert kinds(stacked=True) == needed | {zeros}
+    assert kinds(present=frozenset(sizes), stacked=True) == needed | {zeros} | sizes
+    if index is not None:
+        assert kinds(present=frozenset({index})) == needed | {zeros, index} | sizes
+
+
+def test_results_stay_on_the_device_of_the_words() -> None:
+    """Nothing is made on the host on the way; `meta` is a device that every machine has."""
+    values = torch.empty(6, 8, dtype=torch.uint8, device="meta")
+    words = pack(values, (0, 4, 1, 5, 2, 6, 3, 7))
+    assert (words.device.type, words.dtype, words.shape) == ("meta", torch.int32, (6,))
+    pairs = unpack_rows(torch.empty(3, 2, dtype=torch.int32, device="meta"))
+    assert (pairs.device.type, pairs.dtype, pairs.shape) == ("meta", torch.int16, (3, 16))

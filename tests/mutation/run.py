@@ -27,6 +27,15 @@ NATIVE = "sm70_moe/kernels/native"
 
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "admission": (["sm70_moe/admission/*.py"], ["tests/admission", "tests/matrix/test_fallback.py"]),
+    "checks": (
+        ["sm70_moe/admission/checks/*.py"],
+        [
+            "tests/admission",
+            "tests/kernels/native/test_availability.py",
+            "tests/kernels/native/test_foreign.py",
+            "tests/machine",
+        ],
+    ),
     "plan": (["sm70_moe/plan/*.py"], ["tests/plan", "tests/admission/test_admission.py"]),
     "policy": (["sm70_moe/policy/*.py"], ["tests/policy", "tests/admission/test_declared_layout.py"]),
     "settings": (["sm70_moe/settings/*.py"], ["tests/settings"]),

@@ -9,7 +9,8 @@ from sm70_moe.decision import Finding, Plain, Reason
 from sm70_moe.errors import PolicyError
 from sm70_moe.machine.machine import Machine
 from sm70_moe.policy import load_policy
-from sm70_moe.settings.settings import Settings
+from sm70_moe.settings.settings import Change, Settings
+from sm70_moe.settings.variables import KNOWN_NAMES
 
 HINT = "restart needed: plans keep what they were made from"
 
@@ -51,9 +52,18 @@ def environment(then: Origin, now: Settings | Mapping[str, str]) -> tuple[Findin
     changes = then.settings.changes(now, then.aliases)
     if not changes:
         return (Finding.passed("environment"),)
+    known = {*KNOWN_NAMES, *then.aliases}
     return tuple(
-        Finding.failed(f"environment {c.name}", Reason.ENVIRONMENT_CHANGED, c.before, c.after, HINT) for c in changes
+        Finding.failed(f"environment {c.name}", Reason.ENVIRONMENT_CHANGED, *told(c, c.name in known), HINT)
+        for c in changes
     )
+
+
+def told(change: Change, known: bool) -> tuple[str | None, str | None]:
+    """Before and after; of a name that nobody knows not the values, which may be another program's secrets."""
+    if known:
+        return change.before, change.after
+    return change.before and "a value", change.after and "another value"
 
 
 def policies(then: Mapping[str, str], now: Mapping[str, str | None]) -> tuple[Finding, ...]:

@@ -16,6 +16,7 @@ from sm70_moe.facts import LayerFacts
 from sm70_moe.grouping import matrix_group
 from sm70_moe.numbers.codes import ExpertCodes
 from sm70_moe.numbers.decoding import decode, decode_rows, turned
+from sm70_moe.numbers.dense import require_dense
 from sm70_moe.numbers.formats import AWQ, VALUES, Axis, Format, Part, Spans
 from sm70_moe.numbers.rows import ExpertRows
 from sm70_moe.numbers.scales import half, vanished_text
@@ -162,6 +163,8 @@ class TensorSource:
             raise BackendError(f"w2_offset {self.w2_offset}; accepted is 0 {last}")
         for matrix in ("w13", "w2"):
             for part, stack in self._stacks(matrix):
+                if isinstance(stack, torch.Tensor):
+                    require_dense({f"{matrix}_{part.kind}": stack})
                 if stack is not None and len(stack) != self.experts:
                     raise BackendError(
                         f"{matrix}_{part.kind}: {len(stack)} experts; accepted are {self.experts}, as in "
@@ -249,6 +252,7 @@ class TensorSource:
         part, stack = self._stacks(matrix)[0]
         assert stack is not None
         words = stack[expert]
+        require_dense({f"{matrix}_{part.kind} of expert {expert}": words})
         if words.dim() != len(part.dims) or not words.numel():
             raise CheckpointError(
                 f"{matrix}_{part.kind}: {list(words.shape)}; accepted are {len(part.dims)} dimensions for each expert, "
@@ -260,6 +264,7 @@ class TensorSource:
         """An expert's tensors of a matrix by kind, each of the shape that these sizes need."""
         found = {part: stack[expert] for part, stack in self._stacks(matrix) if stack is not None}
         for part, tensor in found.items():
+            require_dense({f"{matrix}_{part.kind} of expert {expert}": tensor})
             _require_shape(f"{matrix}_{part.kind}", tensor, part.shape(spans))
         kinds = {part.kind: tensor for part, tensor in found.items()}
         scales = self.form.scales

@@ -17,6 +17,7 @@ from errno import EINVAL
 from pathlib import Path
 from stat import S_ISREG
 
+from sm70_moe import opening
 from sm70_moe.admission.admit import Admission
 from sm70_moe.decision import Decision, Outcome, Plain, obstacle_text, plain
 from sm70_moe.errors import SettingsError
@@ -39,6 +40,8 @@ def rank_path(path: Path, rank: int) -> Path:
     """The file of one rank: `{rank}` in the name is replaced, else ".rank0" stands before the suffix."""
     if not path.name or path.is_dir():
         raise SettingsError(f"SM70_MOE_JOURNAL={str(path)!r}: a folder; accepted is the path of a file")
+    if path.exists() and not path.is_file():  # "/dev/null" for several ranks would make a file beside it
+        raise SettingsError(f"SM70_MOE_JOURNAL={str(path)!r}: no regular file; accepted is the path of a file")
     if "{rank}" in path.name:
         return path.with_name(path.name.replace("{rank}", str(rank)))
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix or '.jsonl'}")
@@ -70,6 +73,7 @@ class Journal:
         self._silent = False
         if self.path is not None:
             append(self.path, b"")
+            append(self.path, end_of_last_line(self.path))
 
     def admitted(self, admission: Admission) -> None:
         """Take note of one admission; a refusal is written at once."""
@@ -153,6 +157,18 @@ def brief(decision: Decision, record: dict[str, Plain]) -> dict[str, Plain]:
     stopped = "; ".join(f"{finding.check}: {obstacle_text(finding)}" for finding in decision.obstacles)
     reasons = [reason.name for reason in decision.reasons]
     return {**{key: record[key] for key in BRIEF}, "reasons": reasons, "text": stopped}
+
+
+def end_of_last_line(path: Path) -> bytes:
+    """What the file lacks to end with a whole line: a writer that was killed, or a full disk, cut it off."""
+    try:
+        with opening.opened(path) as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return b""
+            file.seek(-1, os.SEEK_END)
+            return b"" if file.read(1) == b"\n" else b"\n"
+    except OSError:  # one may be allowed to write and not to read
+        return b""
 
 
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)

@@ -14,6 +14,7 @@ from sm70_moe.kernels.arguments import check_gradients, check_overlap
 from sm70_moe.kernels.call import Call
 from sm70_moe.kernels.protocol import Backend, Readied, Workspace
 from sm70_moe.living import LivingValue
+from sm70_moe.numbers.dense import require_dense
 from sm70_moe.plan.plan import Plan
 from sm70_moe.reading.shard import split
 
@@ -83,16 +84,20 @@ class MoELayer(LivingValue):
         if torch.is_grad_enabled():
             check_gradients({"x": x, "weights": weights, "out": out})
         given = out
-        if out is None:
-            out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        address = x.data_ptr() | out.data_ptr() | MOST_ALIGNMENT
-        # everything that a plan may look at; what it says of such a call does not change
-        seen = (
-            *(x.shape, x.stride(), x.dtype, x.device, address & -address),
-            *(out.shape, out.stride(), out.dtype),
-            *(ids.shape, ids.stride(), ids.dtype),
-            *(weights.shape, weights.stride(), weights.dtype),
-        )
+        try:
+            if out is None:
+                out = torch.empty_like(x, memory_format=torch.contiguous_format)
+            address = x.data_ptr() | out.data_ptr() | MOST_ALIGNMENT
+            # everything that a plan may look at; what it says of such a call does not change
+            seen = (
+                *(x.shape, x.stride(), x.dtype, x.device, address & -address),
+                *(out.shape, out.stride(), out.dtype),
+                *(ids.shape, ids.stride(), ids.dtype),
+                *(weights.shape, weights.stride(), weights.dtype),
+            )
+        except RuntimeError:  # sparse and nested tensors have no strides
+            require_dense({"x": x, "ids": ids, "weights": weights, "out": given})
+            raise
         kind = self._kinds.get(seen)
         if kind is None:
             kind = self._kind(seen, x, ids, weights, out)
@@ -121,6 +126,7 @@ class MoELayer(LivingValue):
 
     def _check(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         hidden = self.banks.shape.hidden
+        require_dense({"x": x, "ids": ids, "weights": weights, "out": out})
         if x.device != self.banks.device:
             raise BackendError(f"x is on {x.device}; accepted: {self.banks.device}, where the banks are")
         if x.dim() != 2 or x.shape[1] != hidden:

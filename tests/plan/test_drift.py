@@ -85,3 +85,18 @@ def test_a_build_that_was_never_looked_up_cannot_change() -> None:
     (finding,) = [f for f in drift(replace(THEN, machine=never), SAME) if f.check == "native build"]
     assert (finding.status, finding.reason) == (Status.SKIPPED, Reason.PREREQUISITE)
     assert finding.observed
+
+
+def test_values_of_unknown_variables_are_not_told() -> None:
+    """A name under our prefix may be another program's, and its value a secret; one that a policy reads is known."""
+    before = Settings.from_env({"SM70_MOE_TOKEN": "hunter2", "SM70_MOE_GONE": "hunter3", "SM70_MOE_OWN": "1"})
+    then = replace(THEN, settings=before, aliases=frozenset({"SM70_MOE_OWN"}))
+    now = replace(SAME, environment={"SM70_MOE_TOKEN": "hunter4", "SM70_MOE_OWN": "0", "SM70_MOE_NEW": "hunter5"})
+    found = {check: (old, new) for check, _, old, new in changed(now, then)}
+    assert found == {
+        "environment SM70_MOE_GONE": ("a value", None),
+        "environment SM70_MOE_NEW": (None, "another value"),
+        "environment SM70_MOE_OWN": ("1", "0"),
+        "environment SM70_MOE_TOKEN": ("a value", "another value"),
+    }
+    assert "hunter" not in str(drift(then, now))

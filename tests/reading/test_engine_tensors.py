@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,18 @@ def test_a_checkpoints_expert_beyond_the_ranks_is_refused(tiny: Path) -> None:
     for expert in (-1, 8):
         with pytest.raises(BackendError, match="0 to 7"):
             source.read(expert, 32)
+
+
+@pytest.mark.parametrize("name", ["w13_qweight", "w13_qzeros", "w13_scales", "w2_qweight", "w2_qzeros", "w2_scales"])
+@pytest.mark.parametrize("kind", ["meta", "sparse_coo"])
+def test_tensors_that_hold_nothing(tiny: Path, name: str, kind: str) -> None:
+    """As one tensor of all experts, and as one of several: named with its kind."""
+    source = held(tiny.parent, tiny.name, 0, AWQ, 32, 1, 0)
+    dense = getattr(source, name)
+    odd = dense.to("meta") if kind == "meta" else dense.to_sparse()
+    with pytest.raises(BackendError, match=f"{name} is .*{kind}"):
+        replace(source, **{name: odd})
+    listed = [*dense]
+    listed[1] = odd[1]
+    with pytest.raises(BackendError, match=f"{name} of expert 1 is .*{kind}"):
+        replace(source, **{name: listed}).read(1, 32)

@@ -269,3 +269,25 @@ def test_a_fork_writes_each_decision_once(tmp_path: Path) -> None:
     features = [r["feature"] for r in lines(tmp_path / "moe.rank0.jsonl")]
     assert features
     assert len(features) == len(set(features))
+
+
+def test_a_line_that_was_cut_off_is_ended(tmp_path: Path) -> None:
+    """A writer that was killed leaves half a record: the next one begins a line of its own, in every later run."""
+    path = tmp_path / "moe.rank0.jsonl"
+    path.write_bytes(b'{"event": "whole"}\n{"event": "mo')
+    for name in ("first", "second"):
+        Journal(tmp_path / "moe.jsonl", clock=lambda: "now").event(name)
+    whole, half, *new = path.read_text().splitlines()
+    assert (json.loads(whole)["event"], half) == ("whole", '{"event": "mo')
+    assert [json.loads(line)["event"] for line in new] == ["first", "second"]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_what_is_no_file_gets_none_beside_it(tmp_path: Path, rank: int) -> None:
+    """`/dev/null` is refused by name for every rank, and nothing is made in its folder; so is a pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (Path("/dev/null"), tmp_path / "pipe"):
+        with pytest.raises(SettingsError, match=str(odd)):
+            Journal(odd, rank=rank)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert not list(Path("/dev").glob("null?*"))

@@ -164,3 +164,22 @@ def test_a_capture_is_written_down_once_and_freezes_the_plans() -> None:
     late = checkpoint.facts(checkpoint.layers[1], tensor_parallel=2, tensor_rank=0, device="cpu")
     with pytest.raises(Sm70MoeError, match="closed"):
         service.admit(late)
+
+
+ODD = {
+    "meta": lambda dense: dense.to("meta"),
+    "sparse_coo": lambda dense: dense.to_sparse(),
+    "nested": lambda dense: torch.nested.nested_tensor([*dense]),
+    "quantised": lambda dense: torch.quantize_per_tensor(dense.float(), 0.1, 0, torch.quint8),
+}
+
+
+@pytest.mark.parametrize("name", ["x", "ids", "weights", "out"])
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.filterwarnings("ignore")  # torch's own, about prototypes
+def test_tensors_without_numbers_of_their_own(layer: MoELayer, name: str, kind: str) -> None:
+    """Nested, sparse, quantised by torch, on no device: the argument and its kind."""
+    arguments = dict(zip(("x", "ids", "weights"), call(), strict=True))
+    arguments["out"] = torch.empty_like(arguments["x"])
+    with pytest.raises(BackendError, match=f"^{name}( is|: on) .*{kind}"):
+        layer(**arguments | {name: ODD[kind](arguments[name])})

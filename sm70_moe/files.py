@@ -9,10 +9,12 @@ import codecs
 import json
 import os
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
+from sm70_moe import opening
 from sm70_moe.errors import SettingsError
 
 
@@ -44,13 +46,36 @@ def text_of(content: bytes) -> str:
     return content.decode()
 
 
+LARGEST_JSON = 2**26
+"""Bytes of a JSON file: a hundred times what a long run of `bench` writes."""
+
+
+def json_of(content: bytes, *, finite: bool = True) -> Any:
+    """What JSON says. Raises ValueError for what is no UTF-8, no JSON or nested too deeply; `finite`: and for numbers
+    that are not, which a reader that names their keys may refuse itself."""
+    strict: dict[str, Any] = {"parse_float": _finite, "parse_constant": _no_number} if finite else {}
+    try:
+        return json.loads(text_of(content), **strict)
+    except RecursionError as error:
+        raise ValueError("arrays or tables are nested too deeply") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if isfinite(number) else _no_number(text)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number that JSON and a float both hold")
+
+
 def read_json(path: Path, accepted: str) -> Any:
     """What a JSON file says. Raises SettingsError that names the file, what is wrong and what is accepted."""
     try:
-        return json.loads(text_of(path.read_bytes()))
+        return json_of(opening.content(path, LARGEST_JSON, piped=True), finite=False)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror or error}; accepted is {accepted}") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, too deep
+    except ValueError as error:
         raise SettingsError(f"{path}: is no JSON: {type(error).__name__}: {error}; accepted is {accepted}") from error
 
 

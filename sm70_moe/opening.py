@@ -71,7 +71,9 @@ def content(path: Path, most: int, *, linked: bool = True, piped: bool = False) 
         else:
             if state.st_size > most:
                 raise _too_long(path, f"{state.st_size}", most)
-            found = file.read(most + 1)  # it may grow, and files of the kernel's have no size
+            found = file.read(state.st_size + 1)  # a read makes room for all that it is asked for
+            if len(found) > state.st_size:  # it grows, and files of the kernel's have no size
+                found += file.read(most + 1 - len(found))
     if len(found) > most:
         raise _too_long(path, f"more than {most}", most)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -20,6 +21,7 @@ from sm70_moe.layout import BankLayout, BankShape
 from sm70_moe.opening import descriptor_of, opened
 
 PARTIAL = ".partial"
+OWN_PARTIAL = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(PARTIAL)}")
 
 Progress = Callable[[int, int], None]
 """Called with the number of experts done and of all experts."""
@@ -61,7 +63,7 @@ def read(
         banks = allocate(layout, shape, device)
         stacks, places = _stacks(banks), sections(banks)
         size = os.fstat(file.fileno()).st_size
-        length = header_length(file.read(8), size)
+        length = header_length(file.read(8), size, places)
         sums, reaches = verify(file.read(length), size, places, identity)
         banks.reaches.update(reaches)
         reader = _Reader(file, 8 + length, places, sums)
@@ -79,8 +81,16 @@ def read(
 
 
 def sweep(folder: Path) -> None:
-    """Remove files that a writer left unfinished. Those of a writer that still lives are locked, and stay."""
-    for path in folder.glob(f".*{PARTIAL}"):
+    """Remove files that a writer left unfinished. Those of a writer that still lives are locked, and stay.
+
+    Only files of a writer's own names are looked at; whoever else hides a `.partial` here keeps it.
+    """
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return  # whoever writes there is told
+    for name in filter(OWN_PARTIAL.fullmatch, names):
+        path = folder / name
         try:
             with opened(path, linked=False) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,10 +130,15 @@ class _Reader:
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file beside `path` that takes its place when all is written; locked meanwhile, for `sweep`."""
-    partial = path.with_name(f".{path.name}.{uuid4().hex}{PARTIAL}")
+    while True:
+        partial = path.with_name(f".{path.name}.{uuid4().hex}{PARTIAL}")
+        file = partial.open("xb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            break
+        file.close()  # a sweep came between the two: it took the file for one that was left
     try:
-        with partial.open("xb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with file:
             yield file
             file.flush()
             os.replace(partial, path)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm70_moe.banks.banks import Banks
+from sm70_moe.files import json_of
 from sm70_moe.layout import PLANE_ALIGNMENT
 
 FORMAT = "1"
@@ -20,6 +21,9 @@ FORMAT = "1"
 
 LARGEST_HEADER = 100_000_000
 """Bytes; the safetensors library refuses longer headers too."""
+
+SPARE, PER_EXPERT = 2**16, 64
+"""Bytes that a header may have beside its planes, beside a plane's checksums, and for each expert of a plane."""
 
 DTYPES = {"int32": "I32", "float16": "F16", "uint8": "U8"}
 
@@ -79,18 +83,19 @@ def header(places: Mapping[str, Section], identity: Identity, sums: Sums, reache
     return struct.pack("<Q", len(text)) + text
 
 
-def header_length(prefix: bytes, size: int) -> int:
-    """Bytes of the JSON that follows the first 8 bytes of a file of this size."""
-    length: int = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else LARGEST_HEADER
-    if length >= LARGEST_HEADER or 8 + length > size:
-        raise Unusable("it has no whole header")
+def header_length(prefix: bytes, size: int, places: Mapping[str, Section]) -> int:
+    """Bytes of the JSON that follows the first 8 bytes of a file of this size, which has these planes."""
+    most = min(LARGEST_HEADER, SPARE + sum(SPARE + PER_EXPERT * place.shape[0] for place in places.values()))
+    length: int = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else most
+    if length >= most or 8 + length > size:
+        raise Unusable(f"it has no whole header of less than {most} bytes")
     return length
 
 
 def verify(text: bytes, size: int, places: Mapping[str, Section], identity: Identity) -> tuple[Sums, Reaches]:
     """The checksums and reaches of a header that is just the wanted one; else Unusable. `size` is the file's."""
     try:
-        found = json.loads(text)
+        found = json_of(text)
         told = dict(found.pop("__metadata__"))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unusable(f"its header cannot be read: {error}") from error

@@ -150,7 +150,7 @@ def write_sample(
     is not empty and for sizes that make no layer.
     """
     sample = Sample(hidden, intermediate, experts, top_k, layers, group, seed)
-    target = Path(folder).resolve()
+    target = Path(os.path.realpath(folder))
     try:
         _check_target(target)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ import typer
 from sm70_moe.benchmark.protocol import MOST_TOKENS, OVERLAPPING, ROUTINGS, UNIFORM, Protocol
 from sm70_moe.benchmark.result import Key, Result, Row, Skipped
 from sm70_moe.cli.counts import LARGEST_CALL, token_counts
+from sm70_moe.cli.opening import MOST_RANKS
 from sm70_moe.cli.output import Grid, aside, events_to_stderr, line, status
 from sm70_moe.cli.verify import first_of_ours
 from sm70_moe.decision import Plain
@@ -42,7 +43,7 @@ def bench(
         Path | None,
         typer.Option("--layer", metavar="DIR", help="Measure the geometry of this checkpoint's experts instead."),
     ] = None,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size; with --layer.")] = 1,
+    tp: Annotated[int, typer.Option("--tp", min=1, max=MOST_RANKS, help="Tensor-parallel size; with --layer.")] = 1,
     device: Annotated[str, typer.Option("--device", help="Which GPU.")] = "cuda:0",
     tokens: Annotated[str, typer.Option("--tokens", help="Token counts, separated by commas.")] = "1,2,4,8",
     metadata: Annotated[

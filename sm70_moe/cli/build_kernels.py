@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from sm70_moe import opening
 from sm70_moe.cli.kernel_cache import Filled, fill
+from sm70_moe.cli.opening import MOST_RANKS, Written
 from sm70_moe.cli.output import AsJson, aside, line, print_json
 from sm70_moe.errors import BackendError, PolicyError, SettingsError
 from sm70_moe.kernels.build import build
@@ -16,6 +18,7 @@ from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.build.manifest import ARCHITECTURES
 from sm70_moe.kernels.build.versions import Scope
 from sm70_moe.policy import load_policy
+from sm70_moe.policy.load import LARGEST
 
 
 def build_kernels(
@@ -23,7 +26,8 @@ def build_kernels(
         Path, typer.Argument(metavar="POLICY_FILE", help="A policy file; with --cache a checkpoint's folder.")
     ],
     out: Annotated[
-        Path | None, typer.Argument(metavar="OUT", help="New folder, or an earlier build that is replaced.")
+        Path | None,
+        Written(metavar="OUT", help="New folder, or an earlier build that is replaced."),
     ] = None,
     architectures: Annotated[
         list[str] | None, typer.Option("--arch", help="Only these, such as sm_70; default: all of them.")
@@ -32,8 +36,8 @@ def build_kernels(
     cache: Annotated[
         bool, typer.Option("--cache", help="Into the folder of SM70_MOE_KERNEL_CACHE, for a checkpoint's layers.")
     ] = False,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="With --cache: tensor-parallel size.")] = 1,
-    ep: Annotated[int, typer.Option("--ep", min=1, help="With --cache: expert-parallel size.")] = 1,
+    tp: Annotated[int, typer.Option("--tp", min=1, max=MOST_RANKS, help="With --cache: tensor-parallel size.")] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, max=MOST_RANKS, help="With --cache: expert-parallel size.")] = 1,
     capabilities: Annotated[
         list[str] | None,
         typer.Option("--capability", help='With --cache: "7.0" for a V100; default: the GPUs of this machine.'),
@@ -88,7 +92,7 @@ def geometries(policy: Path) -> tuple[Geometry, ...]:
     if policy.suffix != ".toml":
         raise PolicyError([f"{policy}: accepted is a policy file that ends in .toml"])
     load_policy(policy)
-    found = Geometry.of_policy(tomllib.loads(policy.read_text(encoding="utf-8")))
+    found = Geometry.of_policy(tomllib.loads(opening.content(policy, LARGEST).decode()))
     if found is None:
         raise BackendError(
             f"{policy}: no kernels to build for; accepted is a contract with hidden, intermediate, experts, top_k and "

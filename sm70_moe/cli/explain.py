@@ -10,7 +10,7 @@ import typer
 
 from sm70_moe.admission.admit import Admission, admit
 from sm70_moe.admission.checks.layer import BITS, weight_format
-from sm70_moe.cli.opening import Assume, is_whole, open_checkpoint, tell_notes
+from sm70_moe.cli.opening import MOST_RANKS, Assume, is_whole, open_checkpoint, tell_notes
 from sm70_moe.cli.output import AsJson, aside, line, print_json
 from sm70_moe.cli.pretence import pretended
 from sm70_moe.cli.ranks import check_ranks
@@ -48,9 +48,9 @@ COLOURS = {
 
 def explain(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder: config.json and safetensors.")],
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
+    tp: Annotated[int, typer.Option("--tp", min=1, max=MOST_RANKS, help="Tensor-parallel size.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=0, help="Tensor-parallel rank.")] = 0,
-    ep: Annotated[int, typer.Option("--ep", min=1, help="Expert-parallel size.")] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, max=MOST_RANKS, help="Expert-parallel size.")] = 1,
     ep_rank: Annotated[int, typer.Option("--ep-rank", min=0, help="Expert-parallel rank.")] = 0,
     capability: Annotated[
         str | None, typer.Option("--capability", help='Pretend a GPU of this compute capability, "7.0" for a V100.')

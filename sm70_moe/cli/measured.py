@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from sm70_moe import opening
 from sm70_moe.cli.output import Grid, line, print_json
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError, SettingsError
@@ -16,6 +17,7 @@ from sm70_moe.files import check_target, target
 from sm70_moe.kernels.build.geometry import Geometry
 from sm70_moe.kernels.declared import FUSED
 from sm70_moe.policy import Policy, load_policy, shipped_policies
+from sm70_moe.policy.load import LARGEST
 from sm70_moe.prediction.comparison import EXPECTED, MOST_OUTSIDE, Compared, Comparison, compare
 from sm70_moe.prediction.fit import fit, gpu_named, with_checks, write_fitted
 from sm70_moe.prediction.hardware import GPUS, gpu_of
@@ -30,7 +32,7 @@ FITTED_ON = "h200"
 
 def geometry_of(policy: Policy) -> Geometry:
     """One rank's sizes. Raises BackendError for a policy without native kernels."""
-    found = Geometry.of_policy(tomllib.loads(Path(policy.origin).read_text(encoding="utf-8")))
+    found = Geometry.of_policy(tomllib.loads(opening.content(Path(policy.origin), LARGEST).decode()))
     if found is None:
         raise BackendError(f"{policy.origin}: no kernels to predict; accepted is a policy that names every size")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,22 @@ from sm70_moe.checkpoint.model_types import read_model_types
 from sm70_moe.cli.output import aside
 from sm70_moe.settings.parsing import ASSUMPTIONS
 from sm70_moe.settings.settings import Settings
+
+MOST_RANKS, MOST_LAYERS = 1024, 1024
+"""More than any engine has, or model; what is to be done grows with them."""
+
+
+def named(text: str) -> Path:
+    """The name of a folder that is written; an empty one would be the current folder."""
+    if not text:
+        raise typer.BadParameter("is empty; accepted is the name of a folder, . for the current one")
+    if "\0" in text:
+        raise typer.BadParameter(f"{text!r} holds a NUL, which no name does")
+    return Path(text)
+
+
+Written = partial(typer.Argument, parser=named)
+"""The argument of a folder that is written."""
 
 Assume = Annotated[
     str | None,

@@ -12,7 +12,7 @@ import typer
 
 from sm70_moe.admission.admit import admit
 from sm70_moe.checkpoint.checkpoint import Checkpoint, CheckpointLayer
-from sm70_moe.cli.opening import Assume, open_checkpoint
+from sm70_moe.cli.opening import MOST_RANKS, Assume, Written, open_checkpoint
 from sm70_moe.cli.output import AsJson, aside, line, print_json
 from sm70_moe.cli.output import progress as bar_of
 from sm70_moe.cli.pretence import pretended
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 def prepare(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder: config.json and safetensors.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; SM70_MOE_CACHE=OUT reads it.")],
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
-    ep: Annotated[int, typer.Option("--ep", min=1, help="Expert-parallel size.")] = 1,
+    out: Annotated[Path, Written(metavar="OUT", help="Folder to write; SM70_MOE_CACHE=OUT reads it.")],
+    tp: Annotated[int, typer.Option("--tp", min=1, max=MOST_RANKS, help="Tensor-parallel size.")] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, max=MOST_RANKS, help="Expert-parallel size.")] = 1,
     layers: Annotated[str | None, typer.Option("--layers", help='Only these layers: "0-2,5".')] = None,
     policy: Annotated[str | None, typer.Option("--policy", help="Policy name or file.")] = None,
     capability: Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated, TypedDict, cast
 
 import typer
 
+from sm70_moe.cli.opening import MOST_LAYERS, Written
 from sm70_moe.cli.output import line, progress
 from sm70_moe.errors import PolicyError
 
@@ -26,11 +27,11 @@ SMALL: Sizes = {"hidden": 256, "intermediate": 128, "experts": 16, "top_k": 4, "
 
 
 def sample(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must not exist or be empty.")],
+    folder: Annotated[Path, Written(metavar="DIR", help="Folder to write; must not exist or be empty.")],
     policy: Annotated[
         str | None, typer.Option("--policy", help="Write the full geometry of this policy's contract.")
     ] = None,
-    layers: Annotated[int, typer.Option("--layers", min=1, help="Number of layers.")] = 2,
+    layers: Annotated[int, typer.Option("--layers", min=1, max=MOST_LAYERS, help="Number of layers.")] = 2,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random weights.")] = 0,
     group: Annotated[
         int | None, typer.Option("--group", min=1, help="Rows in a group, instead of the policy's.")

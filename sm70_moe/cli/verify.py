@@ -12,7 +12,7 @@ import typer
 
 from sm70_moe.admission.checks.layer import BITS, weight_format
 from sm70_moe.cli.counts import token_counts
-from sm70_moe.cli.opening import Assume
+from sm70_moe.cli.opening import MOST_RANKS, Assume
 from sm70_moe.cli.output import AsJson, Grid, aside, events_to_stderr, line, print_json, progress
 from sm70_moe.cli.ranks import check_ranks
 from sm70_moe.decision import Plain, Status, obstacle_text
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder: config.json and safetensors.")],
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
+    tp: Annotated[int, typer.Option("--tp", min=1, max=MOST_RANKS, help="Tensor-parallel size.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=0, help="Tensor-parallel rank.")] = 0,
     layer: Annotated[
         int | None, typer.Option("--layer", min=0, help="Layer number; default: the first that is read here.")

@@ -33,22 +33,25 @@ def policies_folder() -> Path:
     raise PolicyError([f"{package / 'policies'}: found no shipped policies, accepted a complete installation"])
 
 
-def load_policy(name_or_path: str | os.PathLike[str], *, backends: Iterable[str] | None = None) -> Policy:
+def load_policy(
+    name_or_path: str | os.PathLike[str], *, backends: Iterable[str] | None = None, piped: bool = True
+) -> Policy:
     """Load a shipped policy by name, or a file: a path that ends in .toml or has a separator.
 
-    `backends` are the names that routes may use; by default the registered ones. Raises
+    `backends` are the names that routes may use; by default the registered ones. `piped`: the file may be a
+    pipe, which settings never wait for. Raises
     PolicyError with every problem, each with file, line and key.
     """
     name = os.fspath(name_or_path)
     if name.endswith(".toml") or "/" in name or os.sep in name:
-        return load_file(Path(name), backends)
+        return load_file(Path(name), backends, piped)
     shipped = {path.stem: path for path in shipped_files()}
     if name not in shipped:
         raise PolicyError([f"policy {name!r}: no such shipped policy, accepted {one_of(name, shipped)}, or a path"])
     return load_file(shipped[name], backends)
 
 
-def load_policies(name: str | None) -> tuple[Policy, ...]:
+def load_policies(name: str | None, *, piped: bool = False) -> tuple[Policy, ...]:
     """The policies that may speak about a layer; `choose_policy` picks among them.
 
     All shipped ones if none is named; the named one alone; for a folder, its `*.toml` files beside
@@ -56,8 +59,8 @@ def load_policies(name: str | None) -> tuple[Policy, ...]:
     """
     if name is None:
         return shipped_policies()
-    if not Path(name).is_dir():
-        return (load_policy(name),)
+    if not os.path.isdir(name):
+        return (load_policy(name, piped=piped),)
     own = load_all(sorted(Path(name).glob("*.toml")))
     if not own:
         raise PolicyError([f"{name}: the folder has no policy; accepted are files named *.toml"])
@@ -95,9 +98,9 @@ def shipped_files() -> list[Path]:
     return sorted(policies_folder().glob("*.toml"))
 
 
-def load_file(path: Path, backends: Iterable[str] | None) -> Policy:
+def load_file(path: Path, backends: Iterable[str] | None, piped: bool = False) -> Policy:
     try:
-        content = opening.content(path, LARGEST, piped=True)
+        content = opening.content(path, LARGEST, piped=piped)
     except OSError as error:
         reason = opening.reason(error)
         raise PolicyError([f"{path}: cannot be read: {reason}, accepted a TOML file"]) from error

@@ -40,7 +40,8 @@ def read_operator(
         raw = settings
     name = policy or (settings.policy if settings else named(raw, values))
     try:
-        policies = (name,) if isinstance(name, Policy) else load_policies(name)
+        asked = bool(policy or values.get("policy"))  # for this call, and by no setting
+        policies = (name,) if isinstance(name, Policy) else load_policies(name, piped=asked)
     except PolicyError as error:
         if not problems:
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import struct
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -218,16 +220,37 @@ def test_unfilled_banks_are_not_written(tmp_path: Path) -> None:
 
 
 def test_sweeping_removes_what_nobody_writes(tmp_path: Path) -> None:
-    """An unfinished file goes, unless its writer still holds it; finished ones stay."""
-    for name in (".a.1.partial", ".b.2.partial", "whole.safetensors"):
+    """An unfinished file goes, unless its writer still holds it; finished ones stay, and what is somebody else's."""
+    left, held, pipe = (f".{name}.safetensors.{name * 32}.partial" for name in "abc")
+    others = [".download.partial", f".x.{'A' * 32}.partial", "whole.safetensors"]
+    for name in (left, held, *others):
         (tmp_path / name).write_bytes(b"x")
-    os.mkfifo(tmp_path / ".c.3.partial")  # never waited for
-    with (tmp_path / ".b.2.partial").open("rb") as file:
+    os.mkfifo(tmp_path / pipe)  # never waited for
+    with (tmp_path / held).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         BankCache(tmp_path).sweep()
-        assert sorted(os.listdir(tmp_path)) == [".b.2.partial", ".c.3.partial", "whole.safetensors"]
+        assert sorted(os.listdir(tmp_path)) == sorted([held, pipe, *others])
     BankCache(tmp_path).sweep()
-    assert sorted(os.listdir(tmp_path)) == [".c.3.partial", "whole.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == sorted([pipe, *others])
+
+
+def test_a_sweep_between_making_and_locking_costs_nothing(
+    banks: Banks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was taken for one that was left is made again."""
+    lock, swept = fcntl.flock, []
+
+    def after_a_sweep(file: object, kind: int) -> None:
+        if kind == fcntl.LOCK_EX and not swept:
+            swept.append(True)
+            BankCache(tmp_path).sweep()
+        lock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", after_a_sweep)
+    stored = BankCache(tmp_path).store(key(), banks)
+    assert swept
+    assert [path.name for path in tmp_path.iterdir()] == [stored.name]
+    assert BankCache(tmp_path).load(key(), "cpu").banks is not None
 
 
 def test_progress_counts_experts(written: Path) -> None:
@@ -235,3 +258,26 @@ def test_progress_counts_experts(written: Path) -> None:
     seen: list[tuple[int, int]] = []
     BankCache(written.parent).load(key(), "cpu", lambda done, total: seen.append((done, total)))
     assert seen == [(n, 5) for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("text", [b"[" * 2000 + b"]" * 2000, b'{"__metadata__":' * 2000, b'{"a": 1e999}', b"null"])
+def test_headers_that_are_none(written: Path, tmp_path: Path, text: bytes) -> None:
+    """Nested deeply, infinite, nothing: the file is ignored with one reason."""
+    path = tmp_path / written.name
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 1000)
+    found = BankCache(tmp_path).load(key(), "cpu")
+    assert found.banks is None
+    assert "header" in found.ignored
+
+
+def test_a_header_that_is_longer_than_these_banks_can_have(written: Path, tmp_path: Path) -> None:
+    """Its length is compared before a byte of it is read: 99 MB of JSON would be gigabytes of objects."""
+    path = tmp_path / written.name
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", 99_000_000))
+        file.truncate(200_000_000)
+    tracemalloc.start()
+    found = BankCache(tmp_path).load(key(), "cpu")
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+    assert "no whole header" in found.ignored

@@ -10,7 +10,7 @@ from sm70_moe.errors import BackendError
 from sm70_moe.kernels import registry
 from sm70_moe.kernels.build import SOURCES as FOLDER
 from sm70_moe.kernels.build.manifest import load_manifest
-from sm70_moe.kernels.declared import BUILT_IN, FUSED, SOURCES, capability, declared
+from sm70_moe.kernels.declared import BUILT_IN, FUSED, SOURCES, TUNED, capability, declared
 from sm70_moe.kernels.native.backend import NativeBackend
 from sm70_moe.kernels.native.case import Case
 from sm70_moe.kernels.native.steps import OPTIONS, STEPS, Route
@@ -22,7 +22,7 @@ PAIRS = [(name, source) for name, sources in SOURCES.items() for source in sourc
 def test_native_rows_are_the_declared_ones() -> None:
     """A row of steps for each declared native backend or option, with its sources and capability; no other."""
     assert set(STEPS) == set(SOURCES) == {"decode", "qpn", "grouped", "indexed", FUSED}
-    assert {option for options in OPTIONS.values() for option in options} == {FUSED}
+    assert {option for options in OPTIONS.values() for option in options} == {FUSED, TUNED}
     for name, route in STEPS.items():
         assert route.sources == SOURCES[name]
         assert route.runs == declared(name)

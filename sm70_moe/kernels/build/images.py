@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from sm70_moe import opening
 from sm70_moe.decision import Plain
 from sm70_moe.errors import BackendError
-from sm70_moe.files import text_of
+from sm70_moe.files import json_of
 from sm70_moe.kernels.build.versions import Scope, Version
 
 RECORD = "BUILD.json"
 SCHEMA = 1
+
+LARGEST_RECORD, LARGEST_PACK, LARGEST_UNPACKED = 2**24, 2**26, 2**28
+"""Bytes of a record, of a packed file, and of what is in one: some hundred times those of a build of everything."""
+
+MOST_MEMORY = 2**27
+"""Bytes that unpacking may take: eight times what files need that `pack` has made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +132,15 @@ class Cubins:
     @classmethod
     def open(cls, folder: Path) -> Cubins | None:
         """Read a folder's record; None if there is none. Raises BackendError for one that is damaged."""
-        place = folder.resolve()
         try:
-            text = text_of((place / RECORD).read_bytes())
+            place = Path(os.path.realpath(folder))
+            content = opening.content(place / RECORD, LARGEST_RECORD, linked=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise BackendError(f"{place / RECORD}: cannot be read: {error}") from error
+            raise BackendError(f"{folder / RECORD}: cannot be read: {opening.reason(error)}") from error
         try:
-            return cls._of_record(place, json.loads(text))
+            return cls._of_record(place, json_of(content))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"{type(error).__name__}: {error}"
             raise BackendError(f"{place / RECORD}: is no record of a build, schema {SCHEMA} ({problem})") from error
@@ -191,7 +199,8 @@ class Cubins:
     def read(self, image: Image) -> bytes:
         """The bytes of a cubin. Raises BackendError unless they are the ones that the build wrote."""
         if image.file not in self._unpacked:
-            self._unpacked[image.file] = unpack(image.file, self._whole(image.file))
+            size = max(other.start + other.size for other in (*self.images, image) if other.file == image.file)
+            self._unpacked[image.file] = unpack(image.file, self._whole(image.file), size)
         content = self._unpacked[image.file][image.start : image.start + image.size]
         if digest(content) != image.digest:
             raise BackendError(f"{image.version.name}: has digest {digest(content)}, the build wrote {image.digest}")
@@ -200,10 +209,10 @@ class Cubins:
     def _whole(self, file: str) -> bytes:
         """A packed file of the folder, as it was written."""
         path = self.folder / file
-        if Path(file).name != file or path.is_symlink() or path.resolve().parent != self.folder:
+        if Path(file).name != file or file in ("", "..") or os.path.islink(path):
             raise BackendError(f"{path}: lies outside of {self.folder}, or a link leads to it; it is not loaded")
         try:
-            content = path.read_bytes()
+            content = opening.content(path, LARGEST_PACK, linked=False)
         except OSError as error:
             raise BackendError(f"{path}: cannot be read: {error.strerror}; rebuild or reinstall") from error
         if digest(content) != self.files.get(file):
@@ -219,13 +228,19 @@ def pack(content: bytes) -> bytes:
     return packed
 
 
-def unpack(name: str, content: bytes) -> bytes:
-    """The inverse of `pack`; `name` names the file in an error."""
+def unpack(name: str, content: bytes, size: int) -> bytes:
+    """The inverse of `pack`, of `size` bytes; `name` names the file in an error. Makes no more bytes than that."""
     lzma = _lzma()
+    if size > LARGEST_UNPACKED:
+        raise BackendError(f"{name}: its images have {size} bytes; at most {LARGEST_UNPACKED} are accepted")
+    packed = lzma.LZMADecompressor(memlimit=MOST_MEMORY)
     try:
-        whole: bytes = lzma.decompress(content)
-    except lzma.LZMAError as error:
+        whole: bytes = packed.decompress(content, size + 1)
+    except (lzma.LZMAError, EOFError) as error:
         raise BackendError(f"{name}: cannot be unpacked: {error}") from error
+    if len(whole) != size or not packed.eof or packed.unused_data:
+        found = f"{len(whole)} bytes" if len(whole) <= size else f"more than {size} bytes"
+        raise BackendError(f"{name}: unpacks to {found}; its record has images of {size}")
     return whole
 
 

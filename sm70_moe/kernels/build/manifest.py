@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sm70_moe import opening
 from sm70_moe.errors import BackendError
 from sm70_moe.files import text_of
 from sm70_moe.kernels.build.geometry import FIELDS, Geometry
@@ -27,6 +28,10 @@ KINDS: Mapping[str, tuple[str, int]] = MappingProxyType(
 
 BOUNDS = "bounds"  # threads: as many as the compiled kernel's __launch_bounds__ allow
 MOST_THREADS = 1024  # CUDA's limit of threads in a block, all architectures
+
+
+LARGEST = 2**20
+"""Bytes of a manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +108,11 @@ class Manifest:
 def load_manifest(path: Path) -> Manifest:
     """Read NAME.toml. Raises BackendError that names the file, the key and what is accepted."""
     try:
-        document = tomllib.loads(text_of(path.read_bytes()))
+        document = tomllib.loads(text_of(opening.content(path, LARGEST)))
     except (OSError, ValueError) as error:
-        raise BackendError(f"{path}: cannot be read: {error}") from error
+        raise BackendError(f"{path}: cannot be read: {opening.reason(error)}") from error
+    except RecursionError as error:
+        raise BackendError(f"{path}: cannot be read: arrays or tables are nested too deeply") from error
     try:
         return _manifest(path.stem, _Table(document, ""))
     except _Fault as fault:

@@ -21,6 +21,7 @@ MACHINE = 190  # EM_CUDA
 NO_BITS = 8  # SHT_NOBITS: a size, no bytes
 FUNCTION = 2  # STT_FUNC
 GLOBAL = 1  # STB_GLOBAL
+LONGEST_NAME = 2**12  # bytes; those of ours have fewer than a hundred
 OLD_ABI, NEW_ABI = 51, 65  # up to sm_90, and from sm_100: the architecture stands in another byte
 
 
@@ -95,6 +96,8 @@ def _parse(image: bytes) -> Cubin:
     if segments + each * number > len(image):
         raise ValueError("the table of segments is cut off")
     rows = [SECTION.unpack_from(image, table + i * size) for i in range(count)]
+    if sum(row[5] for row in rows if row[1] != NO_BITS) > len(image):
+        raise ValueError("sections lie over each other")  # each is copied: a small file would become a large one
     labels = _bytes(image, rows[names])
     sections = tuple(Section(_text(labels, row[0]), _bytes(image, row), row[5], row[6], row[7]) for row in rows)
     architecture = (flags & 0xFF) if ident[7] == OLD_ABI else (flags >> 8 & 0xFF)
@@ -111,7 +114,7 @@ def _bytes(image: bytes, row: tuple[int, ...]) -> bytes:
 
 
 def _text(table: bytes, offset: int) -> str:
-    return table[offset : table.index(b"\0", offset)].decode("ascii")
+    return table[offset : table.index(b"\0", offset, offset + LONGEST_NAME)].decode("ascii")
 
 
 def _symbols(sections: tuple[Section, ...]) -> Iterator[Symbol]:

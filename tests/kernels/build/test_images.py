@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,7 +185,9 @@ def test_damaged_records(folder: Path, change: dict) -> None:
     assert build.id != build.expected
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '"x"', "[" * 100_000, '{"schema": 1e999}', '{"schema": NaN}', "\ufeff{}"]
+)
 def test_records_that_are_none(folder: Path, text: str) -> None:
     """Also what is no JSON, or no object."""
     (folder / RECORD).write_text(text)
@@ -238,3 +242,37 @@ def test_backends_have_the_architectures_of_their_sources(folder: Path, monkeypa
     build = installed_build(folder)
     assert build is not None
     assert [build.images_of(name) for name in ("qpn", "grouped", "indexed")] == [{"sm_70"}, set(), set()]
+
+
+def test_a_file_that_unpacks_to_more_than_it_should(folder: Path) -> None:
+    """610 KB of zeros, packed, are 4 GB: no more is made than the record's images have."""
+    cubins = opened(folder)
+    file = cubins.images[0].file
+    for content, said in ((b"\0" * 10_000_000, "more than"), (b"short", "unpacks to 5 bytes")):
+        packed = lzma.compress(content)
+        (folder / file).write_bytes(packed)
+        edit(folder, files={**cubins.files, file: hashlib.sha256(packed).hexdigest()})
+        damaged = opened(folder)
+        tracemalloc.start()
+        with pytest.raises(BackendError, match=said):
+            damaged.read(damaged.images[0])
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        tracemalloc.stop()
+
+
+def test_images_that_would_be_larger_than_any(folder: Path) -> None:
+    """Refused before anything is unpacked."""
+    record = json.loads((folder / RECORD).read_text())
+    record["images"][0]["size"] = 2**40
+    edit(folder, images=record["images"])
+    cubins = opened(folder)
+    with pytest.raises(BackendError, match="at most"):
+        cubins.read(cubins.images[0])
+
+
+def test_a_record_behind_a_link_is_not_read(folder: Path) -> None:
+    """It lies in the folder itself, as what it speaks of."""
+    (folder / RECORD).rename(folder.parent / "moved.json")
+    (folder / RECORD).symlink_to(folder.parent / "moved.json")
+    with pytest.raises(BackendError, match="link"):
+        Cubins.open(folder)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm70_moe.errors import BackendError
+from sm70_moe.kernels.machinecode import elf
 from sm70_moe.kernels.machinecode.budget import Budget
 from sm70_moe.kernels.machinecode.census import Census, census
 from sm70_moe.kernels.machinecode.elf import Cubin
@@ -140,3 +141,18 @@ def test_budgets_that_nobody_can_keep(table: dict) -> None:
     """Unknown names and values that are no numbers are refused by name."""
     with pytest.raises(ValueError, match=r"register|stak"):
         Budget.of_table(table)
+
+
+def test_sections_over_each_other() -> None:
+    """Each is copied: a table that names the same bytes again and again would make gigabytes of them."""
+    image = bytearray(IMAGES["sm_90"])
+    header = list(elf.HEADER.unpack_from(image))
+    table, size, count = header[6], header[11], header[12]
+    rows = [list(elf.SECTION.unpack_from(image, table + place * size)) for place in range(count)]
+    for row in rows:
+        if row[1] not in (0, elf.NO_BITS):
+            row[4], row[5] = 0, len(image)
+    for place, row in enumerate(rows):
+        elf.SECTION.pack_into(image, table + place * size, *row)
+    with pytest.raises(BackendError, match="over each other"):
+        elf.Cubin.parse(bytes(image))

@@ -29,10 +29,11 @@ def installed_build(
     """The native build inside the package, or in `folder`; None if the package has none.
 
     No cubin is read. Self-tests are those of `backends` on `devices`; `specialiser` compiles what the
-    build lacks. Raises SettingsError for a folder without a build.
+    build lacks. Raises SettingsError for a folder without a build, and for one that others may write.
     """
     from sm70_moe.kernels.build import INSTALLED, expected_id
-    from sm70_moe.kernels.build.images import Cubins
+    from sm70_moe.kernels.build.images import RECORD, Cubins
+    from sm70_moe.kernels.build.trust import check_own
 
     try:
         cubins = Cubins.open(folder or INSTALLED)
@@ -42,6 +43,11 @@ def installed_build(
         raise SettingsError(f"kernels {str(folder)!r}: no native build there, accepted is a folder of build-kernels")
     if cubins is None:
         return None
+    if folder is not None:
+        try:
+            check_own(cubins.folder, (RECORD, *cubins.files))
+        except BackendError as error:
+            raise SettingsError(f"kernels {str(folder)!r}: {error}") from error
     return Build(
         id=cubins.id,
         expected=expected_id(cubins, own=folder is None),

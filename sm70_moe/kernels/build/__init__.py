@@ -25,6 +25,7 @@ from sm70_moe.kernels.build import nvrtc
 from sm70_moe.kernels.build.geometry import shipped_architectures, shipped_geometries
 from sm70_moe.kernels.build.images import RECORD, Cubins, digest
 from sm70_moe.kernels.build.manifest import ARCHITECTURES, Manifest, load_manifests
+from sm70_moe.kernels.build.trust import close_to_others
 from sm70_moe.kernels.build.versions import Scope, Version, versions
 
 SOURCES = Path(__file__).parents[1] / "cuda"
@@ -198,6 +199,7 @@ def replaced(out: Path) -> Iterator[Path]:
         fresh = Path(temporary) / "new"
         fresh.mkdir()
         yield fresh
+        close_to_others(fresh)
         if out.exists():
             os.replace(out, Path(temporary) / "old")
         os.replace(fresh, out)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build import INSTALLED, SOURCES, expected_id
-from sm70_moe.kernels.build.images import Cubins, Images
+from sm70_moe.kernels.build.images import RECORD, Cubins, Images
 from sm70_moe.kernels.build.manifest import KINDS, Kernel, Manifest, load_manifests
 from sm70_moe.kernels.build.specialiser import Extended, Specialiser
+from sm70_moe.kernels.build.trust import check_own
 from sm70_moe.kernels.native.driver import Config, Driver, Fire
 from sm70_moe.kernels.native.residency import Residency
 
@@ -154,6 +155,8 @@ class Launcher:
         cubins = Cubins.open(INSTALLED if folder is None else folder)
         if cubins is None:
             raise BackendError(f"{folder or INSTALLED}: no native build")
+        if folder is not None:
+            check_own(cubins.folder, (RECORD, *cubins.files))
         expected = expected_id(cubins, own=folder is None)
         if cubins.id != expected:
             raise BackendError(f"{cubins.folder}: build id {cubins.id}, expected {expected}: build again")

@@ -11,6 +11,7 @@ import pytest
 from sm70_moe.admission.checks.contract import contract_findings, prepared_group
 from sm70_moe.admission.checks.layer import equal, look_at, positive, rank, weight_format
 from sm70_moe.admission.checks.machine import (
+    backend_findings,
     layer_device,
     missing_image,
     native_findings,
@@ -26,6 +27,7 @@ from sm70_moe.facts import LayerFacts
 from sm70_moe.kernels.declared import FUSED
 from sm70_moe.kernels.native.refusal import Crash, Refusal
 from sm70_moe.kernels.native.residency import Residency
+from sm70_moe.kernels.protocol import Broken
 from sm70_moe.layout import BankLayout, Metadata
 from sm70_moe.machine.devices import CPU, Device
 from sm70_moe.policy import Check, load_policy
@@ -207,6 +209,20 @@ def test_options() -> None:
         "kernel layout", Reason.LAYOUT_UNREADABLE, "tile32x8 3-byte"
     )  # fmt: skip
     assert "octet32 3-byte" in (unread.expected or [])
+
+
+def test_backends_that_are_not_there() -> None:
+    """Missing, broken, and one that is there."""
+    machine, layer = fake_machine(), look_at(contract_facts(FIRST))
+    route = next(route for route in FIRST.routes if route.backend == "qpn")
+    without = replace(machine, backends={"legacy": machine.backends["legacy"]})
+    missing = FAILED("backend", Reason.BACKEND_MISSING, "qpn", ["legacy"])
+    assert backend_findings(route, layer, "sm_70", without) == (None, (missing,))
+    broken = replace(machine, backends={"qpn": Broken("qpn", "undefined symbol")})
+    told = FAILED("backend", Reason.BACKEND_BROKEN, "qpn", "undefined symbol")
+    assert backend_findings(route, layer, "sm_70", broken) == (None, (told,))
+    ability, (first, *_) = backend_findings(route, layer, "sm_70", machine)
+    assert (first, ability is not None) == (PASSED("backend", "qpn"), True)
 
 
 LAUNCH, BLOCKS = "cooperative launch", "resident blocks"

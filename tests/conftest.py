@@ -36,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="tests marked gpu: run them where there is a GPU (auto), skip them (off), fail without one (require)",
     )
+    parser.addoption("--fuzz", type=float, default=1.0, help="seconds of processor for each kind of tests/fuzz")
+    parser.addoption("--fuzz-seed", type=int, default=14, help="where the inputs of tests/fuzz begin")
     parser.addoption(
         "--native",
         choices=("auto", "require"),

@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--fuzz", type=float, default=1.0, help="seconds of processor for each kind of tests/fuzz")
     parser.addoption("--fuzz-seed", type=int, default=14, help="where the inputs of tests/fuzz begin")
+    parser.addoption("--kills", type=int, default=3, help="how often tests/reliability kill, or swap, what they try")
     parser.addoption(
         "--native",
         choices=("auto", "require"),

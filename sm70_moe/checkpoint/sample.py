@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
-from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sm70_moe import unfinished
 from sm70_moe.checkpoint.config import CONFIG
 from sm70_moe.checkpoint.headers import BITS, INDEX, SINGLE
 from sm70_moe.errors import SettingsError
@@ -155,14 +154,11 @@ def write_sample(
         _check_target(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         # beside the target, so that the last step is a rename within one file system
-        partial = target.with_name(f".{target.name}.{uuid4().hex}.partial")
-        partial.mkdir()
-        try:
-            _write_files(partial, sample, shard_bytes, progress, data)
-            os.replace(partial, target)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        with unfinished.folder(target.parent, target.name) as partial:
+            whole = partial / "new"
+            whole.mkdir()
+            _write_files(whole, sample, shard_bytes, progress, data)
+            os.replace(whole, target)
     except OSError as error:
         raise SettingsError(f"{target}: cannot be written: {error.strerror}; accepted is a writable place") from error
 

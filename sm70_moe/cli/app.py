@@ -2,8 +2,8 @@
 
 Exit codes: 0 done; 1 done, and the answer is no (a bound exceeded, a layer refused under --strict,
 policies that differ); 2 bad input: the message names the thing, the value and what is accepted; 3 not done, and
-nobody has foreseen why, or nothing could be written to standard output; 130 interrupted; 141 the reader of the
-output left.
+nobody has foreseen why, or nothing could be written to standard output; 130 interrupted; 143 terminated; 141 the
+reader of the output left.
 
 A command's module is imported when that command is asked for, so that `explain` meets neither torch nor numpy.
 """
@@ -81,7 +81,7 @@ class Commands(TyperGroup):
 
 CODES = (
     "Exit codes: 0 done; 1 done, and the answer is no; 2 bad input; 3 unforeseen, or the output could not be written; "
-    "130 interrupted; 141 the reader of the output left."
+    "130 interrupted; 143 terminated; 141 the reader of the output left."
 )
 
 app = typer.Typer(

@@ -5,12 +5,15 @@ A command that meets what nobody has foreseen must not end as one whose answer i
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 import typer
 
@@ -25,7 +28,7 @@ LONGEST = 1_000
 
 
 class Code(IntEnum):
-    """Exit codes; 130 and 141 are what shells give to a program that a signal ended."""
+    """Exit codes; 130, 141 and 143 are what shells give to a program that a signal ended."""
 
     DONE = 0
     NO = 1
@@ -33,6 +36,7 @@ class Code(IntEnum):
     UNFORESEEN = 3
     INTERRUPTED = 130
     READER_LEFT = 141
+    TERMINATED = 143
 
 
 class Unforeseen(Exception):
@@ -40,6 +44,27 @@ class Unforeseen(Exception):
 
     def __init__(self, error: BaseException, whole: bool) -> None:
         self.error, self.whole = error, whole
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: whatever is being made is cleaned up on the way out, as after an interruption."""
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM as an exception, while a command runs in the main thread."""
+
+    def terminate(_: int, __: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    before: Any = None
+    with suppress(ValueError):  # another thread has no signals
+        before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -61,7 +86,8 @@ def run(program: Callable[[], object]) -> int:
     """Run the program to its end; its exit code."""
     make_usable()
     try:
-        code = ended(program)
+        with ended_by_sigterm():
+            code = ended(program)
         sys.stdout.flush()  # help is not written by us
     except OSError as error:
         give_up(sys.stdout)
@@ -120,6 +146,9 @@ def interrupted() -> int:
 
 def unforeseen(error: BaseException, whole: bool) -> int:
     """One line that names what happened and where; all of the traceback if it was asked for."""
+    if isinstance(error, Terminated):
+        aside("terminated")
+        return Code.TERMINATED
     if isinstance(error, KeyboardInterrupt):
         return interrupted()
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):  # so does rich, in a help

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 
 from sm70_moe.admission.admit import Admission
-from sm70_moe.decision import Plain
+from sm70_moe.decision import Plain, plain_text
+from sm70_moe.printable import printable
+
+LOGGER = logging.getLogger("sm70_moe")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """An event's fields for a log that has lines: its text where it has one; written out only if somebody listens."""
+
+    fields: Mapping[str, Plain]
+
+    def __str__(self) -> str:
+        fields = self.fields
+        said = fields.get("text")
+        if "feature" in fields:
+            decided = f"{fields['feature']} {fields.get('outcome')}, layers {fields.get('layers')}"
+            return printable(f"{decided}: {said}" if said else decided)
+        if said:
+            return printable(f"{said} [{fields['layer']}]" if "layer" in fields else str(said))
+        return printable(", ".join(f"{name} {plain_text(value)}" for name, value in fields.items()))
 
 
 class Sink(Protocol):
@@ -67,10 +89,14 @@ class Sinks:
 def say(name: str, level: str, fields: dict[str, Plain]) -> str:
     """A structlog event under the host's configuration; what that raised as text, "" for nothing.
 
-    Standard output may be closed, a processor may be broken.
+    Standard output may be closed, a processor may be broken. A program that has not configured structlog has not asked
+    for anything on its standard output, where structlog would print: it gets a record of `logging` instead.
     """
     try:
-        getattr(structlog.get_logger("sm70_moe"), level)(name, **fields)
+        if structlog.is_configured():
+            getattr(structlog.get_logger("sm70_moe"), level)(name, **fields)
+        else:
+            LOGGER.log(logging.getLevelNamesMapping()[level.upper()], "%s: %s", name, Text(fields))
     except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
     return ""

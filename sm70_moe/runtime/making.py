@@ -54,6 +54,7 @@ class Maker:
         self.settings, self.warn = settings, warn
         self.prover = Prover()
         self._arenas: dict[str, Arena] = {}
+        self._cache: BankCache | None = None
         self._lock = threading.Lock()
 
     def make(
@@ -95,8 +96,11 @@ class Maker:
     ) -> Prepared:
         if self.settings.cache is None:
             return Prepared(prepare_banks(plan, weights, last, place, progress))
-        cache = BankCache(self.settings.cache)
-        return cached_banks(plan, weights, last, place, cache, self.warn, progress, distrust)
+        with self._lock:
+            if self._cache is None:
+                self._cache = BankCache(self.settings.cache)
+                self._cache.sweep()  # of what an engine that was killed has left
+        return cached_banks(plan, weights, last, place, self._cache, self.warn, progress, distrust)
 
     def _arena(self, device: torch.device) -> Arena:
         with self._lock:

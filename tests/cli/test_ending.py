@@ -25,7 +25,7 @@ STEPS = {
     "verify": (("verify", TINY), "verify.check_device"),
     "sample": (("sample", "out"), "sample.geometry"),
     "doctor": (("doctor",), "doctor.read_operator"),
-    "demo": (("demo",), "demo.TemporaryDirectory"),
+    "demo": (("demo",), "demo.gettempdir"),
     "kernels": (("kernels", TINY), "kernels.Cubins.open"),
     "predict": (("predict",), "predict.load_fitted"),
     "bench": (("bench",), "bench.check_files"),

@@ -175,6 +175,7 @@ class Closed:
 def test_a_broken_standard_output_stops_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file gets every line, and one that says why no events follow."""
     monkeypatch.setattr("sys.stdout", Closed())
+    structlog.configure()
     journal = Journal(tmp_path / "moe.jsonl")
     journal.admitted(admission(0))
     journal.flush()
@@ -192,6 +193,8 @@ def test_a_standard_output_that_was_never_there(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
+        "import structlog\n"
+        "structlog.configure()\n"
         "import sm70_moe as sm\n"
         "from sm70_moe.testing import fake_machine\n"
         "settings, policy = sm.Settings(journal=Path(sys.argv[1])), sm.load_policy('generic-awq')\n"
@@ -203,6 +206,26 @@ def test_a_standard_output_that_was_never_there(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
     assert {r["event"] for r in lines(tmp_path / "moe.rank0.jsonl")} == {"moe decision", "moe journal", "moe summary"}
+
+
+def test_a_program_that_has_not_configured_structlog_prints_nothing(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its standard output is its own: events are records of `logging`, with their level and text, escaped."""
+    journal = Journal()
+    with caplog.at_level("INFO", "sm70_moe"):
+        journal.admitted(admission(0))
+        journal.event("moe weights", "warning", layer="model.layers.3", text="odd\x1b[2J")
+        journal.event("moe warm-up", layers=2, calls=["1 qpn_m1"])
+    assert capsys.readouterr().out == ""
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert ("WARNING", r"moe weights: odd\x1b[2J [model.layers.3]") in said
+    level, text = next(pair for pair in said if pair[1].startswith("moe warm-up: "))
+    assert level == "INFO"
+    assert text.endswith("rank 0, layers 2, calls 1 qpn_m1")
+    decisions = [text for _, text in said if text.startswith("moe decision: ")]
+    assert len(decisions) == len(admission(0).decisions)
+    assert any(text.startswith("moe decision: qpn_m1 fell back, layers 0") for text in decisions)
 
 
 def test_a_records_values_are_plain_json_whatever_a_plug_in_gives(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from sm70_moe.engines.vllm.host import symbol
 from sm70_moe.engines.vllm.limits import require_possible
 from sm70_moe.engines.vllm.names import SECTION
 from sm70_moe.engines.vllm.options import read_settings
+from sm70_moe.engines.vllm.told import HostLog, table
 from sm70_moe.errors import BackendError, SettingsError
 from sm70_moe.facts import LayerFacts
 from sm70_moe.plan.plan import Plan
@@ -42,7 +43,10 @@ class Engine:
         """Raises SettingsError or PolicyError for what cannot be read, BackendError for what cannot be had."""
         require_possible(host)
         self.host = host
-        self.service = AdmissionService(read_settings(host.additional_config), rank=world_rank())
+        rank = world_rank()
+        self._first = rank == 0
+        sinks = [HostLog()] if self._first else []
+        self.service = AdmissionService(read_settings(host.additional_config), rank=rank, sinks=sinks)
         self.dummy = host.load_config.load_format == "dummy"
         types = read_model_types(self.service.settings.model_types)
         self.model = describe(Fields(Path("config.json"), host.model_config.hf_config.to_dict()), types)
@@ -125,9 +129,16 @@ class Engine:
     def _end(self) -> None:
         """Close admission when no layer waits any more; raises what `AdmissionService.close` raises."""
         if not self._waiting and not self.closed:
+            self._tell()
             self._tune()
             self.service.close()
             self.closed = True
+
+    def _tell(self) -> None:
+        """The table of decisions, once and from the first rank: before a weight is loaded where any layer is ours."""
+        if self._first:
+            self._first = False
+            table(self.service.plans())
 
     def _tune(self) -> None:
         """Where it is asked for, with the ranks that share layers; nothing was compiled yet for the plans before."""
@@ -150,6 +161,7 @@ class Engine:
             agreed = {plan.layer: plan for plan in self.service.plans()}
             self._waiting = {layer: agreed[layer] for layer in self._waiting}
         self._note_plans(self._waiting)
+        self._tell()
 
     def _note_plans(self, plans: Mapping[str, Plan]) -> None:
         """Put the plans into what vLLM makes its compile cache's key of.

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sm70_moe import unfinished
 from sm70_moe.errors import BackendError
 from sm70_moe.kernels.build import nvrtc
 from sm70_moe.kernels.build.geometry import shipped_architectures, shipped_geometries
@@ -195,13 +196,13 @@ def _order(job: Job, store: Path) -> dict[str, object]:
 def replaced(out: Path) -> Iterator[Path]:
     """A new folder beside `out` that takes its place at the end, if nothing was raised."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
-        fresh = Path(temporary) / "new"
+    with unfinished.folder(out.parent, out.name) as temporary:
+        fresh = temporary / "new"
         fresh.mkdir()
         yield fresh
         close_to_others(fresh)
         if out.exists():
-            os.replace(out, Path(temporary) / "old")
+            os.replace(out, temporary / "old")
         os.replace(fresh, out)
 
 

@@ -107,18 +107,36 @@ def test_what_no_route_can_run_is_left_to_the_host_with_our_reason(see, experts_
     )
 
 
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What we say in vLLM's own log, which it configures again while it starts."""
+    said: list[str] = []
+
+    class Log:
+        def log(self, number: int, text: str, *values: object) -> None:
+            said.append(text % values)
+
+        def info(self, text: str, *values: object) -> None:
+            said.append(text % values)
+
+    monkeypatch.setattr("sm70_moe.engines.vllm.told.LOGGER", Log())
+    return said
+
+
 PRETENDED = pytest.mark.parametrize("processor", ["with a kernel", "without one"], indirect=True)
 
 
 @PRETENDED
 def test_what_is_slow_here_stays_with_a_host_that_can_run_it(
-    see, experts_only, tmp_path, journal, processor, monkeypatch
+    see, experts_only, tmp_path, journal, processor, monkeypatch, log
 ):
-    """By default: portable routes are for layers that nobody else can run."""
+    """By default: portable routes are for layers that nobody else can run. The table of decisions is told once."""
     monkeypatch.delenv("SM70_MOE_TAKE")
     seen = see(experts_only.write(tmp_path / "m"))
     assert seen.error is None
     (summary,) = journal("moe summary")
+    assert [line.startswith("model.layers.0-1.mlp.experts   2 layers   policy ") for line in log].count(True) == 1
+    assert [line for line in log if line.startswith("moe summary: ")] == [f"moe summary: {summary['text']}"]
     if processor == "with a kernel":
         assert seen.methods == HOST_S_OWN
         assert summary["left"] == {"portable for all tokens here; SM70_MOE_TAKE=all takes them": 2}

@@ -85,13 +85,14 @@ def kept_apart(whole: bool = False) -> Iterator[None]:
 def run(program: Callable[[], object]) -> int:
     """Run the program to its end; its exit code."""
     make_usable()
+    with ended_by_sigterm():
+        code = ended(program)
     try:
-        with ended_by_sigterm():
-            code = ended(program)
         sys.stdout.flush()  # help is not written by us
     except OSError as error:
         give_up(sys.stdout)
-        code = lost(OutputLost(error))
+        if code != Code.UNFORESEEN:  # else it was told: help that could not be written ends so
+            code = lost(OutputLost(error))
     return code
 
 
